@@ -1,0 +1,3 @@
+//! A simulated vLLM engine on a port of its own.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Everything the end-to-end tests of edge-router stand on.
