@@ -1,0 +1,1 @@
+//! Instances take turns.
