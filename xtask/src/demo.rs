@@ -1,0 +1,6 @@
+//! `cargo xtask demo`.
+use anyhow::Result;
+use std::process::ExitCode;
+pub(crate) fn main(_: &[String]) -> Result<ExitCode> {
+    anyhow::bail!("not there yet")
+}
