@@ -1,0 +1,142 @@
+//! How an engine is set up.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use super::Engine;
+use super::config::{Config, LoadFailurePolicy, Role};
+
+/// The settings of an engine to come. Each has the default of a real engine, or one that suits short tests.
+#[derive(Clone, Debug)]
+pub struct EngineBuilder {
+    config: Config,
+}
+
+impl EngineBuilder {
+    pub(crate) fn new(role: Role) -> Self {
+        Self { config: Config::new(role) }
+    }
+
+    /// The served model's name; `sim` by default.
+    pub fn model(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.config.model);
+        self
+    }
+
+    /// Tokens per KV block; 16 by default, at least 1.
+    pub fn block_size(mut self, tokens: usize) -> Self {
+        self.config.block_size = tokens.max(1);
+        self
+    }
+
+    /// KV blocks per DP rank; 4096 by default.
+    pub fn blocks(mut self, count: usize) -> Self {
+        self.config.blocks = count;
+        self
+    }
+
+    /// Prompt and answer together, in tokens; 32768 by default.
+    pub fn max_model_len(mut self, tokens: usize) -> Self {
+        self.config.max_model_len = tokens;
+        self
+    }
+
+    /// Sequences that run at once on a DP rank (`--max-num-seqs`); 256 by default. Others wait.
+    pub fn max_running(mut self, sequences: usize) -> Self {
+        self.config.max_running = sequences;
+        self
+    }
+
+    /// Waiting sequences on a DP rank beyond which a busy engine answers 503; no limit by default.
+    pub fn max_queued(mut self, sequences: usize) -> Self {
+        self.config.max_queued = Some(sequences);
+        self
+    }
+
+    /// The loopback port; any free one by default.
+    pub fn port(mut self, port: u16) -> Self {
+        self.config.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        self
+    }
+
+    /// Data-parallel ranks, each with its own blocks and engine id; 1 by default.
+    pub fn dp_size(mut self, ranks: usize) -> Self {
+        self.config.dp_size = ranks.max(1);
+        self
+    }
+
+    /// Time per generated token; none by default. Not scaled.
+    pub fn token_delay(mut self, delay: Duration) -> Self {
+        self.config.token_delay = delay;
+        self
+    }
+
+    /// Time to compute 1000 prompt tokens that no cache holds; none by default. Not scaled.
+    pub fn prefill_per_1k(mut self, delay: Duration) -> Self {
+        self.config.prefill_per_1k = delay;
+        self
+    }
+
+    /// How long an idle connection stays open, to the letter; by default 5 s times the time scale.
+    pub fn keep_alive(mut self, idle: Duration) -> Self {
+        self.config.keep_alive = Some(idle);
+        self
+    }
+
+    /// One factor for the engine's own timers: lease (30 s), heartbeat (5 s), handshake timeout (5 s), keep-alive
+    /// (5 s), and how long the process outlives a dead core (0.5 s).
+    pub fn time_scale(mut self, factor: f64) -> Self {
+        self.config.time_scale = factor;
+        self
+    }
+
+    /// What happens when a KV cache cannot be fetched; [`LoadFailurePolicy::Fail`] by default.
+    pub fn on_load_failure(mut self, policy: LoadFailurePolicy) -> Self {
+        self.config.load_failure = policy;
+        self
+    }
+
+    /// Requires `Authorization: Bearer <key>` below `/v1`.
+    pub fn api_key(mut self, key: &str) -> Self {
+        self.config.api_key = Some(key.to_owned());
+        self
+    }
+
+    /// Does not object to requests that an engine of this role should never get.
+    pub fn lenient(mut self) -> Self {
+        self.config.strict = false;
+        self
+    }
+
+    /// Runs without a KV connector: `kv_transfer_params` are ignored.
+    pub fn without_connector(mut self) -> Self {
+        self.config.connector = false;
+        self
+    }
+
+    /// Refuses tools with `tool_choice` `auto`, as an engine without a tool call parser does.
+    pub fn without_auto_tools(mut self) -> Self {
+        self.config.auto_tools = false;
+        self
+    }
+
+    /// Reports cached tokens in `usage` (`--enable-prompt-tokens-details`).
+    pub fn prompt_tokens_details(mut self) -> Self {
+        self.config.prompt_tokens_details = true;
+        self
+    }
+
+    /// The build: engines of different builds refuse each other's handshake.
+    pub fn build(mut self, build: &str) -> Self {
+        build.clone_into(&mut self.config.compatibility);
+        self
+    }
+
+    /// Starts the engine on loopback; it stops when the handle is dropped.
+    ///
+    /// # Errors
+    /// If no port can be had.
+    pub async fn start(self) -> std::io::Result<Engine> {
+        Engine::boot(self.config)
+    }
+}

@@ -1,0 +1,113 @@
+//! What an engine is started with.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// What an engine is for; only strict mode looks at it, as a real engine does either step when asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Computes prompts for others (`kv_producer`).
+    Prefill,
+    /// Fetches KV caches and generates (`kv_consumer`).
+    Decode,
+    /// Either, request by request (`kv_both`).
+    Both,
+}
+
+/// What a decode engine does when a KV cache cannot be fetched (`kv_load_failure_policy`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadFailurePolicy {
+    /// The request fails with a 500: vLLM's default.
+    Fail,
+    /// The prompt is computed locally.
+    Recompute,
+}
+
+/// The settings of one engine; see [`super::EngineBuilder`] for what each one means.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) role: Role,
+    pub(crate) model: String,
+    pub(crate) block_size: usize,
+    pub(crate) blocks: usize,
+    pub(crate) max_model_len: usize,
+    pub(crate) max_running: usize,
+    pub(crate) max_queued: Option<usize>,
+    pub(crate) listen: SocketAddr,
+    pub(crate) dp_size: usize,
+    pub(crate) token_delay: Duration,
+    pub(crate) prefill_per_1k: Duration,
+    pub(crate) keep_alive: Option<Duration>,
+    pub(crate) time_scale: f64,
+    pub(crate) load_failure: LoadFailurePolicy,
+    pub(crate) api_key: Option<String>,
+    pub(crate) strict: bool,
+    pub(crate) connector: bool,
+    pub(crate) auto_tools: bool,
+    pub(crate) prompt_tokens_details: bool,
+    pub(crate) compatibility: String,
+}
+
+impl Config {
+    pub(crate) fn new(role: Role) -> Self {
+        Self {
+            role,
+            model: "sim".to_owned(),
+            block_size: 16,
+            blocks: 4096,
+            max_model_len: 32_768,
+            max_running: 256,
+            max_queued: None,
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            dp_size: 1,
+            token_delay: Duration::ZERO,
+            prefill_per_1k: Duration::ZERO,
+            keep_alive: None,
+            time_scale: 1.0,
+            load_failure: LoadFailurePolicy::Fail,
+            api_key: None,
+            strict: true,
+            connector: true,
+            auto_tools: true,
+            prompt_tokens_details: false,
+            compatibility: "sim-1".to_owned(),
+        }
+    }
+
+    /// How long a finished prefill's blocks stay pinned (`kv_lease_duration`).
+    pub(crate) fn lease(&self) -> Duration {
+        self.scaled(30.0)
+    }
+
+    /// What a heartbeat leaves of the lease, at least.
+    pub(crate) fn lease_extension(&self) -> Duration {
+        self.scaled(20.0)
+    }
+
+    /// How often decode sends heartbeats for what it has not yet read.
+    pub(crate) fn heartbeat(&self) -> Duration {
+        self.scaled(5.0)
+    }
+
+    /// How long decode waits for a peer's handshake.
+    pub(crate) fn handshake_timeout(&self) -> Duration {
+        self.scaled(5.0)
+    }
+
+    /// How long the process outlives its dead core; real engines answer one or two more requests with a 500.
+    pub(crate) fn death_throes(&self) -> Duration {
+        self.scaled(0.5)
+    }
+
+    /// How long an idle connection stays open (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`).
+    pub(crate) fn idle_timeout(&self) -> Duration {
+        self.keep_alive.unwrap_or_else(|| self.scaled(5.0))
+    }
+
+    fn scaled(&self, seconds: f64) -> Duration {
+        Duration::from_secs_f64(seconds * self.time_scale)
+    }
+}

@@ -1,0 +1,63 @@
+//! The HTTP server in front of an engine, with uvicorn's manners: no delay, and short patience with idle connections.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::route::Service;
+
+/// Accepts connections until dropped, and drops them with itself.
+pub(crate) async fn serve(listener: TcpListener, service: Arc<Service>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                if let Ok((stream, _)) = accepted {
+                    connections.spawn(connection(stream, Arc::clone(&service)));
+                }
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, service: Arc<Service>) {
+    let _ = stream.set_nodelay(true);
+    let idle_timeout = service.config.idle_timeout();
+    let open = watch::Sender::new(0);
+    let idle = idle(open.subscribe(), idle_timeout);
+    let connection = http1::Builder::new().serve_connection(
+        TokioIo::new(stream),
+        service_fn(move |request| {
+            let (service, open) = (Arc::clone(&service), open.clone());
+            async move { service.call(request, open).await }
+        }),
+    );
+    tokio::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = idle => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}
+
+/// Resolves when there was a request, and then none for `patience`: a connection that never asked may stay.
+async fn idle(mut open: watch::Receiver<usize>, patience: Duration) {
+    loop {
+        let _ = open.wait_for(|open| *open > 0).await;
+        if open.wait_for(|open| *open == 0).await.is_err() {
+            return;
+        }
+        if timeout(patience, open.changed()).await.is_err() {
+            return;
+        }
+    }
+}
