@@ -78,6 +78,15 @@ impl Default for Candidate {
     }
 }
 
+impl Candidate {
+    /// Requests on the instance. The router's own count is exact but knows
+    /// nothing of what comes from elsewhere, and the engine's report is some
+    /// moments old: the higher one counts.
+    pub fn requests(&self) -> u32 {
+        self.in_flight.max(self.running.saturating_add(self.waiting))
+    }
+}
+
 impl Candidates {
     /// How many instances may be chosen.
     pub fn len(&self) -> usize {
@@ -161,6 +170,13 @@ mod tests {
         assert_eq!(candidates.len(), 2);
         assert!(candidates.iter().eq(rows));
         assert_eq!(candidates.get(2), None);
+    }
+
+    #[test]
+    fn requests_from_elsewhere_count_but_none_counts_twice() {
+        assert_eq!(Candidate { running: 3, waiting: 2, ..row(1, 4) }.requests(), 5);
+        assert_eq!(Candidate { running: 3, waiting: u32::MAX, ..row(1, 4) }.requests(), u32::MAX);
+        assert_eq!(row(1, 4).requests(), 4);
     }
 
     #[test]

@@ -39,6 +39,7 @@ mod export;
 mod fleet;
 mod manifest;
 mod outcome;
+mod random;
 mod request;
 
 pub mod connectors;
@@ -55,6 +56,7 @@ pub use export::guest as __guest;
 pub use fleet::{Instance, InstanceId, Pair, Phase, Placement, Role, Target};
 pub use manifest::{Facts, Handoff, Manifest};
 pub use outcome::{Outcome, ResultClass};
+pub use random::Random;
 pub use request::{Request, RequestSource};
 
 /// The decisions of a policy.
