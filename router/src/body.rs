@@ -1,0 +1,10 @@
+//! Request and response bodies as bytes: where the top-level fields lie, how a few of them are
+//! exchanged without touching the rest, and how event streams pass through.
+//!
+//! Knows nothing of instances, policies or HTTP routes.
+
+pub mod prompt;
+pub mod read;
+pub mod scan;
+pub mod splice;
+pub mod sse;

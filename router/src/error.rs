@@ -1,0 +1,137 @@
+//! What can go wrong with a request, by who is at fault. `respond` turns it into an answer.
+
+pub mod respond;
+
+use edge_router_policy::Phase;
+use thiserror::Error;
+
+use crate::body::scan::ScanError;
+use crate::upstream::SendError;
+
+/// Why a request could not be served.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The client's fault.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// No instance can take it now.
+    #[error("no {} instance is available: {why}", phase_name(*.phase))]
+    NoInstance {
+        /// The phase that found none.
+        phase: Phase,
+        /// Why.
+        why: Unavailable,
+    },
+    /// An engine could not be reached or gave no answer.
+    #[error("{} leg failed", phase_name(*.phase))]
+    Leg {
+        /// The leg.
+        phase: Phase,
+        /// How.
+        #[source]
+        source: SendError,
+    },
+    /// An engine's answer broke off before its end.
+    #[error("answer of the {} instance broke off", phase_name(*.phase))]
+    Cut {
+        /// The leg.
+        phase: Phase,
+        /// How.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The router is being shut down.
+    #[error("router is shutting down")]
+    ShuttingDown,
+}
+
+/// Why there is no instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Unavailable {
+    /// None was configured or announced.
+    #[error("none is known")]
+    None,
+    /// There are some, none of them healthy.
+    #[error("none is healthy")]
+    Unhealthy,
+    /// All healthy ones have as much as they may have.
+    #[error("all are at their limit")]
+    Saturated,
+    /// All that there are have failed this request.
+    #[error("all have been tried")]
+    Tried,
+}
+
+/// What a client did wrong.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// The body is not a JSON object.
+    #[error(transparent)]
+    Body(#[from] ScanError),
+    /// The body ended early.
+    #[error("body ended before its declared length")]
+    Incomplete,
+    /// The body is too large.
+    #[error("body is larger than {limit} bytes, the limit of this router (--max-body-bytes)")]
+    TooLarge {
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// `content-type` is not JSON.
+    #[error("content type must be application/json")]
+    MediaType,
+    /// The body is compressed.
+    #[error("content encoding is not supported; send the body uncompressed (identity)")]
+    Encoding,
+    /// A field has a type that no engine accepts.
+    #[error("field '{field}' must be {expected}")]
+    Field {
+        /// Name of the field.
+        field: &'static str,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// No such path.
+    #[error("no route for {0}")]
+    NotFound(String),
+    /// The path exists, with other methods.
+    #[error("method is not allowed; use {allow}")]
+    Method {
+        /// For the `allow` header.
+        allow: &'static str,
+    },
+    /// The admin key is missing or wrong.
+    #[error("{0}")]
+    Forbidden(&'static str),
+    /// A request to the admin API that makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// A request to the admin API about something that is not there.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+/// `prefill` and so on.
+pub fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Encode => "encode",
+        Phase::Prefill => "prefill",
+        Phase::Decode => "decode",
+    }
+}
+
+/// An error and all its causes in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Many errors repeat their cause in their own text.
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

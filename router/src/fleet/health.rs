@@ -1,0 +1,211 @@
+//! Whether an instance can be trusted with requests.
+//!
+//! One failure says nothing: engines drop a connection when they restart a worker, and a client can
+//! provoke a 500. Only several failures in a row, without a success between them, take an instance
+//! out; then it comes back by a probe, and not before a pause, so that an engine whose `/health` is
+//! fine while its requests fail does not flap.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Probing and the limits of health.
+#[derive(Debug, Clone, Copy)]
+pub struct HealthSettings {
+    /// Time between probes of one instance.
+    pub interval: Duration,
+    /// For one probe.
+    pub timeout: Duration,
+    /// Consecutive failures, of probes or requests, that take an instance out; at least 1.
+    pub failures: u32,
+    /// How long an instance stays out after failed requests, even if probes succeed.
+    pub cool_down: Duration,
+}
+
+impl Default for HealthSettings {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(2),
+            timeout: Duration::from_secs(2),
+            failures: 3,
+            cool_down: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What is known of an instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HealthState {
+    /// No probe has succeeded yet.
+    Starting,
+    /// May be chosen.
+    Healthy,
+    /// Failed several times in a row.
+    Unhealthy,
+    /// Answers, but serves other models than the router was told to; they are named.
+    WrongModel(Vec<String>),
+}
+
+impl HealthState {
+    /// As `/status` and the metrics name it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Healthy => "healthy",
+            Self::Unhealthy => "unhealthy",
+            Self::WrongModel(_) => "wrong-model",
+        }
+    }
+}
+
+/// The health of one instance.
+#[derive(Debug)]
+pub struct Health {
+    settings: HealthSettings,
+    /// Copies of `inner`, for the request path.
+    healthy: AtomicBool,
+    failures: AtomicU32,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: HealthState,
+    out_until: Option<Instant>,
+}
+
+impl Health {
+    pub(super) fn new(settings: HealthSettings) -> Self {
+        Self {
+            settings,
+            healthy: AtomicBool::new(false),
+            failures: AtomicU32::new(0),
+            inner: Mutex::new(Inner { state: HealthState::Starting, out_until: None }),
+        }
+    }
+
+    /// Whether the instance may be chosen.
+    pub fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// Failures since the last success.
+    pub fn failures(&self) -> u32 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// The state, for people.
+    pub fn state(&self) -> HealthState {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).state.clone()
+    }
+
+    /// A request was answered. Requests refused for what is in them count as answered.
+    pub fn request_succeeded(&self) {
+        if self.failures.load(Ordering::Relaxed) != 0 {
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A request failed for the engine's fault. Returns whether that took the instance out.
+    pub fn request_failed(&self) -> bool {
+        self.failed(Some(self.settings.cool_down))
+    }
+
+    /// A probe failed. Returns whether that took the instance out.
+    pub(super) fn probe_failed(&self) -> bool {
+        self.failed(None)
+    }
+
+    /// A probe succeeded. Returns whether that brought the instance (back) in.
+    pub(super) fn probe_succeeded(&self) -> bool {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.state == HealthState::Healthy {
+            // Failed requests in between go on counting: /health says little of an engine's worth.
+            return false;
+        }
+        if inner.out_until.is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        *inner = Inner { state: HealthState::Healthy, out_until: None };
+        self.failures.store(0, Ordering::Relaxed);
+        self.healthy.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// A probe found other models than the wanted one. Returns whether that is news.
+    pub(super) fn wrong_model(&self, served: Vec<String>) -> bool {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = HealthState::WrongModel(served);
+        let news = inner.state != state;
+        inner.state = state;
+        self.healthy.store(false, Ordering::Relaxed);
+        news
+    }
+
+    fn failed(&self, cool_down: Option<Duration>) -> bool {
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        if failures < self.settings.failures {
+            return false;
+        }
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.state == HealthState::Starting {
+            return false;
+        }
+        let news = inner.state == HealthState::Healthy;
+        inner.state = HealthState::Unhealthy;
+        if let Some(pause) = cool_down {
+            inner.out_until = Some(Instant::now() + pause);
+        }
+        self.healthy.store(false, Ordering::Relaxed);
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn healthy() -> Health {
+        let health = Health::new(HealthSettings::default());
+        assert!(health.probe_succeeded());
+        health
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_failures_in_a_row_take_an_instance_out() {
+        let health = healthy();
+        for _ in 0..10 {
+            assert!(!health.request_failed());
+            assert!(!health.request_failed());
+            health.request_succeeded();
+        }
+        assert!(health.is_healthy());
+        assert!(!health.request_failed());
+        assert!(!health.request_failed());
+        assert!(health.request_failed());
+        assert!(!health.is_healthy());
+        assert_eq!(health.state(), HealthState::Unhealthy);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_comes_back_by_a_probe_after_the_pause() {
+        let health = healthy();
+        (0..3).for_each(|_| drop(health.request_failed()));
+        assert!(!health.probe_succeeded());
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert!(!health.is_healthy());
+        assert!(health.probe_succeeded());
+        assert!(health.is_healthy());
+        assert_eq!(health.failures(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_probes_need_no_pause() {
+        let health = healthy();
+        (0..3).for_each(|_| drop(health.probe_failed()));
+        assert!(!health.is_healthy());
+        assert!(health.probe_succeeded());
+    }
+}

@@ -1,0 +1,210 @@
+//! What a policy may know of a request.
+
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
+
+use edge_router_policy::RequestSource;
+use http::HeaderMap;
+
+use crate::body::prompt;
+use crate::body::scan::Object;
+
+/// Longer values are no business of a policy: a prompt would be copied into its memory.
+const MAX_FIELD: usize = 64 * 1024;
+
+/// Headers that carry credentials.
+const SECRET_HEADERS: [&str; 4] = ["authorization", "proxy-authorization", "cookie", "x-api-key"];
+
+/// Fields that name engines' inner addresses; a client's values are never used, so nobody sees them.
+const HIDDEN_FIELDS: [&str; 2] = ["kv_transfer_params", "ec_transfer_params"];
+
+/// Where the session key of a request is looked for, in order: `header:name` or `field:name`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionKey {
+    /// A request header.
+    Header(String),
+    /// A top-level field of the body.
+    Field(String),
+}
+
+/// A client's request. Made once and shared by all attempts.
+#[derive(Debug)]
+pub struct ClientRequest {
+    /// Path of the endpoint.
+    pub endpoint: String,
+    /// The client's headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub object: Object,
+    /// Tokens of a block in the prefix index.
+    pub block_tokens: usize,
+    /// Where to look for the session key.
+    pub session_keys: Arc<[SessionKey]>,
+    prompt_tokens: OnceLock<u32>,
+    blocks: OnceLock<Vec<u64>>,
+}
+
+impl ClientRequest {
+    /// A request to `endpoint`.
+    pub fn new(
+        endpoint: String,
+        headers: HeaderMap,
+        object: Object,
+        block_tokens: usize,
+        session_keys: Arc<[SessionKey]>,
+    ) -> Self {
+        Self {
+            endpoint,
+            headers,
+            object,
+            block_tokens,
+            session_keys,
+            prompt_tokens: OnceLock::new(),
+            blocks: OnceLock::new(),
+        }
+    }
+
+    /// Estimated prompt tokens; counted on first use.
+    pub fn prompt_tokens(&self) -> u32 {
+        *self.prompt_tokens.get_or_init(|| prompt::tokens(&self.object))
+    }
+
+    /// Chained hashes of the prompt's blocks; computed on first use, outside any lock.
+    pub fn blocks(&self) -> &[u64] {
+        self.blocks.get_or_init(|| prompt::blocks(&self.object, self.block_tokens))
+    }
+}
+
+/// One attempt at a request, as policies see it.
+#[derive(Debug)]
+pub struct RequestFacts {
+    /// The client's request.
+    pub client: Arc<ClientRequest>,
+    /// Id that both legs carry.
+    pub id: String,
+    /// Whether a policy in the chain asked for block hashes.
+    pub show_blocks: bool,
+    prefill_answer: OnceLock<Object>,
+}
+
+impl RequestFacts {
+    /// A fresh attempt.
+    pub fn new(client: Arc<ClientRequest>, id: String, show_blocks: bool) -> Self {
+        Self { client, id, show_blocks, prefill_answer: OnceLock::new() }
+    }
+
+    /// Prefill has answered.
+    pub fn set_prefill_answer(&self, answer: Object) {
+        // Prefill answers once per attempt.
+        let _ = self.prefill_answer.set(answer);
+    }
+
+    /// What prefill answered, once it has.
+    pub fn prefill_answer(&self) -> Option<&Object> {
+        self.prefill_answer.get()
+    }
+}
+
+fn short(value: Option<&str>) -> Option<Cow<'_, str>> {
+    value.filter(|v| v.len() <= MAX_FIELD).map(Cow::Borrowed)
+}
+
+impl RequestSource for RequestFacts {
+    fn endpoint(&self) -> Cow<'_, str> {
+        Cow::Borrowed(&self.client.endpoint)
+    }
+
+    fn model(&self) -> Option<Cow<'_, str>> {
+        self.client.object.get_str("model")
+    }
+
+    fn body_length(&self) -> u64 {
+        self.client.object.bytes().len() as u64
+    }
+
+    fn prompt_tokens(&self) -> u32 {
+        self.client.prompt_tokens()
+    }
+
+    fn field(&self, name: &str) -> Option<Cow<'_, str>> {
+        if HIDDEN_FIELDS.contains(&name) {
+            return None;
+        }
+        short(self.client.object.get(name))
+    }
+
+    fn header(&self, name: &str) -> Option<Cow<'_, str>> {
+        if SECRET_HEADERS.iter().any(|secret| secret.eq_ignore_ascii_case(name)) {
+            return None;
+        }
+        self.client.headers.get(name)?.to_str().ok().map(Cow::Borrowed)
+    }
+
+    fn session_key(&self) -> Option<Cow<'_, str>> {
+        self.client.session_keys.iter().find_map(|key| match key {
+            SessionKey::Header(name) => self.header(name),
+            SessionKey::Field(name) => {
+                let field = short(self.client.object.get(name)).filter(|v| v != "null")?;
+                Some(self.client.object.get_str(name).unwrap_or(field))
+            }
+        })
+    }
+
+    fn id(&self) -> Cow<'_, str> {
+        Cow::Borrowed(&self.id)
+    }
+
+    fn prefix_blocks(&self) -> Vec<u64> {
+        if self.show_blocks { self.client.blocks().to_vec() } else { Vec::new() }
+    }
+
+    fn prefill_field(&self, name: &str) -> Option<Cow<'_, str>> {
+        short(self.prefill_answer.get()?.get(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn facts(body: &str, headers: &[(&'static str, &'static str)]) -> RequestFacts {
+        let object = Object::scan(Bytes::copy_from_slice(body.as_bytes())).unwrap();
+        let headers = headers
+            .iter()
+            .map(|(n, v)| (http::HeaderName::from_static(n), http::HeaderValue::from_static(v)));
+        let keys: Arc<[SessionKey]> =
+            Arc::new([SessionKey::Header("x-session-id".into()), SessionKey::Field("session_id".into())]);
+        let client = ClientRequest::new("/v1/completions".into(), headers.collect(), object, 32, keys);
+        RequestFacts::new(Arc::new(client), "id".into(), false)
+    }
+
+    #[test]
+    fn credentials_and_handles_are_never_shown() {
+        let facts = facts(
+            r#"{"kv_transfer_params":{"remote_host":"x"},"model":"m"}"#,
+            &[("authorization", "Bearer x"), ("x-api-key", "k"), ("x-team", "blue")],
+        );
+        assert_eq!(facts.field("kv_transfer_params"), None);
+        assert_eq!(facts.header("Authorization"), None);
+        assert_eq!(facts.header("X-API-Key"), None);
+        assert_eq!(facts.header("X-Team").as_deref(), Some("blue"));
+        assert_eq!(facts.model().as_deref(), Some("m"));
+    }
+
+    #[test]
+    fn the_first_session_key_that_is_there_counts() {
+        let both = facts(r#"{"session_id":"body"}"#, &[("x-session-id", "head")]);
+        assert_eq!(both.session_key().as_deref(), Some("head"));
+        assert_eq!(facts(r#"{"session_id":"body"}"#, &[]).session_key().as_deref(), Some("body"));
+        assert_eq!(facts(r#"{"session_id":7}"#, &[]).session_key().as_deref(), Some("7"));
+        assert_eq!(facts(r#"{"session_id":null}"#, &[]).session_key(), None);
+    }
+
+    #[test]
+    fn long_values_stay_in_the_router() {
+        let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(MAX_FIELD));
+        assert_eq!(facts(&body, &[]).field("prompt"), None);
+    }
+}

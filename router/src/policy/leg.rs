@@ -1,0 +1,87 @@
+//! Checks what a policy wants to do to a leg before it is done.
+
+use edge_router_policy::{Edit, Leg};
+use http::{HeaderName, HeaderValue};
+
+use super::instance::Fault;
+use crate::body::splice;
+
+/// Headers that a policy must not set: they belong to the connection, to the framing, or are
+/// credentials.
+const FORBIDDEN_HEADERS: [&str; 17] = [
+    "host",
+    "content-length",
+    "content-type",
+    "content-encoding",
+    "transfer-encoding",
+    "connection",
+    "keep-alive",
+    "te",
+    "trailer",
+    "upgrade",
+    "expect",
+    "proxy-authorization",
+    "proxy-authenticate",
+    "proxy-connection",
+    "authorization",
+    "cookie",
+    "x-api-key",
+];
+
+const MAX_HEADERS: usize = 32;
+const MAX_HEADER_BYTES: usize = 8 * 1024;
+
+/// A leg that can be sent.
+#[derive(Debug, Default, Clone)]
+pub struct CheckedLeg {
+    /// Edits of the body.
+    pub edits: Vec<Edit>,
+    /// Headers to add.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+pub(super) fn check(leg: Leg) -> Result<CheckedLeg, Fault> {
+    splice::check(&leg.edits).map_err(|e| Fault::BadDecision(e.to_string()))?;
+    if leg.headers.len() > MAX_HEADERS {
+        return Err(Fault::BadDecision(format!(
+            "{} headers; at most {MAX_HEADERS} are allowed",
+            leg.headers.len()
+        )));
+    }
+    let headers = leg.headers.iter().map(|(name, value)| header(name, value)).collect::<Result<_, _>>()?;
+    Ok(CheckedLeg { edits: leg.edits, headers })
+}
+
+fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Fault> {
+    let shown: String = name.chars().take(64).collect();
+    let bad = |why: &str| Fault::BadDecision(format!("header {shown:?} {why}"));
+    if FORBIDDEN_HEADERS.iter().any(|forbidden| forbidden.eq_ignore_ascii_case(name)) {
+        return Err(bad("must not be set by a policy"));
+    }
+    if value.len() > MAX_HEADER_BYTES {
+        return Err(bad("is too long"));
+    }
+    let parsed = HeaderName::from_bytes(name.as_bytes()).ok().zip(HeaderValue::from_str(value).ok());
+    parsed.ok_or_else(|| bad("is not a valid header"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_framing_and_credentials_are_off_limits() {
+        for name in ["Host", "content-length", "Transfer-Encoding", "AUTHORIZATION", "cookie", "connection"] {
+            assert!(check(Leg::new().header(name, "x")).is_err(), "{name}");
+        }
+        assert!(check(Leg::new().header("x-data-parallel-rank", "1").set("a", "1")).is_ok());
+    }
+
+    #[test]
+    fn what_no_parser_would_take_is_refused() {
+        for (name, value) in [("x y", "1"), ("", "1"), ("x", "a\r\nb: c"), ("x", "\0")] {
+            assert!(check(Leg::new().header(name, value)).is_err(), "{name:?}: {value:?}");
+        }
+        assert!(check(Leg::new().set("a", "{")).is_err());
+    }
+}

@@ -1,0 +1,198 @@
+//! Loads policies from files, and loads them again when the files change.
+//!
+//! The folder of a file is watched, not the file: editors and `mv` replace it, and Kubernetes swaps a
+//! link above it. Events only say that it is time to look; a slow poll looks as well, for file systems
+//! without events. What counts is whether the bytes have changed, and that they have stopped changing.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use notify::{RecursiveMode, Watcher as _};
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::component::{self, LoadError, MAX_FILE};
+use super::engine::PolicyEngine;
+use super::slot::Slot;
+use crate::metrics::PolicyMetrics;
+
+/// How often the files are looked at without an event.
+const POLL: Duration = Duration::from_millis(400);
+/// A file is read when it has looked the same for this long.
+const SETTLE: Duration = Duration::from_millis(60);
+
+/// Where a policy and its configuration come from.
+#[derive(Debug, Clone)]
+pub struct PolicySource {
+    /// The component.
+    pub path: PathBuf,
+    /// Configuration given to the router itself. `None`: it is read from the JSON file beside the
+    /// component, if there is one.
+    pub config: Option<String>,
+}
+
+impl PolicySource {
+    /// The JSON file beside the component.
+    fn config_path(&self) -> PathBuf {
+        self.path.with_extension("json")
+    }
+
+    /// Reads both files.
+    fn read(&self) -> Result<(Vec<u8>, String), LoadError> {
+        let length = std::fs::metadata(&self.path)?.len();
+        if length > MAX_FILE {
+            return Err(LoadError::TooLarge(length));
+        }
+        let bytes = std::fs::read(&self.path)?;
+        let config = match &self.config {
+            Some(config) => config.clone(),
+            None => read_config(&self.config_path())?,
+        };
+        Ok((bytes, config))
+    }
+
+    /// Loads the policy for the first time. Compiles: not for a runtime worker.
+    ///
+    /// # Errors
+    /// [`LoadError`]; the caller names the file.
+    pub fn load(&self, engine: &PolicyEngine, metrics: Arc<PolicyMetrics>) -> Result<Watched, LoadError> {
+        let looks = Looks::of(self);
+        let (bytes, config) = self.read()?;
+        let content = fingerprint(&bytes, &config);
+        let program = component::compile(engine, &bytes)?;
+        let slot = Slot::new(engine.clone(), self.path.clone(), program, config, metrics)?;
+        Ok(Watched { slot: Arc::new(slot), source: self.clone(), looks, content })
+    }
+}
+
+fn read_config(path: &Path) -> Result<String, LoadError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => match serde_json::from_str::<&RawValue>(&text) {
+            Ok(_) => Ok(text),
+            Err(error) => Err(LoadError::Configuration(format!("{} is not JSON: {error}", path.display()))),
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok("{}".into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn fingerprint(bytes: &[u8], config: &str) -> u128 {
+    xxh3_128(bytes) ^ xxh3_128(config.as_bytes()).rotate_left(1)
+}
+
+/// What the file system says of the two files, links followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Looks {
+    component: Option<(u64, u64, u64, i64, i64)>,
+    config: Option<(u64, u64, u64, i64, i64)>,
+}
+
+impl Looks {
+    fn of(source: &PolicySource) -> Self {
+        let look = |path: &Path| {
+            let m = std::fs::metadata(path).ok()?;
+            Some((m.dev(), m.ino(), m.len(), m.mtime(), m.mtime_nsec()))
+        };
+        let config = source.config.is_none().then(|| look(&source.config_path())).flatten();
+        Self { component: look(&source.path), config }
+    }
+}
+
+/// A loaded policy and the files that it came from.
+#[derive(Debug)]
+pub struct Watched {
+    /// Its place in the chain.
+    pub slot: Arc<Slot>,
+    source: PolicySource,
+    looks: Looks,
+    content: u128,
+}
+
+impl Watched {
+    /// Looks whether the files have changed, waits until they stand still, and loads them. Nothing
+    /// happens while the component is away: a policy whose file was deleted goes on.
+    async fn check(&mut self, engine: &PolicyEngine) {
+        let mut looks = Looks::of(&self.source);
+        while looks != self.looks && looks.component.is_some() {
+            sleep(SETTLE).await;
+            let now = Looks::of(&self.source);
+            if std::mem::replace(&mut looks, now.clone()) != now {
+                continue;
+            }
+            let source = self.source.clone();
+            let read = tokio::task::spawn_blocking(move || source.read()).await;
+            if Looks::of(&self.source) != looks {
+                continue;
+            }
+            self.looks = looks.clone();
+            match read {
+                Ok(Ok((bytes, config))) => self.reload(engine, bytes, config).await,
+                Ok(Err(error)) => self.slot.refuse(&error),
+                Err(panic) => tracing::error!(%panic, "reading a policy failed"),
+            }
+        }
+    }
+
+    async fn reload(&mut self, engine: &PolicyEngine, bytes: Vec<u8>, config: String) {
+        let content = fingerprint(&bytes, &config);
+        if content == self.content {
+            return;
+        }
+        self.content = content;
+        let (engine, slot) = (engine.clone(), Arc::clone(&self.slot));
+        let load = move || {
+            let loaded =
+                component::compile(&engine, &bytes).and_then(|program| slot.replace(program, config));
+            if let Err(error) = loaded {
+                slot.refuse(&error);
+            }
+        };
+        if let Err(panic) = tokio::task::spawn_blocking(load).await {
+            tracing::error!(policy = &*self.slot.name, %panic, "loading a policy failed");
+        }
+    }
+}
+
+/// Watches the files of `policies` until the task is dropped.
+pub async fn watch(mut policies: Vec<Watched>, engine: PolicyEngine) {
+    let (events, mut changed) = mpsc::channel::<()>(1);
+    let _watcher = watcher(&policies, events);
+    let mut poll = interval(POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut events_end = false;
+    loop {
+        tokio::select! {
+            event = changed.recv(), if !events_end => events_end = event.is_none(),
+            _ = poll.tick() => {}
+        }
+        for policy in &mut policies {
+            policy.check(&engine).await;
+        }
+    }
+}
+
+/// Sends an event when something happens in a folder of a policy. A full channel is fine: the reader
+/// has yet to look.
+fn watcher(policies: &[Watched], events: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
+    let wake = move |event: notify::Result<notify::Event>| {
+        if event.is_ok_and(|e| !e.kind.is_access()) {
+            let _ = events.try_send(());
+        }
+    };
+    let unwatched = |error: notify::Error| tracing::warn!(%error, "no file events; policies are polled");
+    let mut watcher = notify::recommended_watcher(wake).map_err(unwatched).ok()?;
+    let mut folders: Vec<&Path> = policies.iter().filter_map(|p| p.source.path.parent()).collect();
+    folders.sort_unstable();
+    folders.dedup();
+    for folder in folders {
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        if let Err(error) = watcher.watch(folder, RecursiveMode::NonRecursive) {
+            unwatched(error);
+        }
+    }
+    Some(watcher)
+}
