@@ -3,6 +3,12 @@
 //!
 //! The router is never linked in: it is run as its users run it, and talked to over loopback only.
 
+pub mod client;
 pub mod engine;
+pub mod fleet;
+pub mod patience;
+pub mod prometheus;
+pub mod router;
+pub mod sse;
 
 mod lock;

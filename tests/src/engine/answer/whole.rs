@@ -3,6 +3,7 @@
 use http::{Response, StatusCode};
 use serde::Serialize;
 use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::logprobs::logprobs;
 use super::{FINGERPRINT, PromptDetails, Usage, unix_time};
@@ -24,7 +25,7 @@ struct Completion<'a> {
     service_tier: (),
     system_fingerprint: &'static str,
     usage: Usage,
-    kv_transfer_params: Value,
+    kv_transfer_params: Option<Box<RawValue>>,
     ec_transfer_params: (),
     metrics: (),
 }
@@ -55,7 +56,7 @@ struct ChatCompletion<'a> {
     prompt_logprobs: (),
     prompt_token_ids: Option<&'a [u32]>,
     prompt_text: (),
-    kv_transfer_params: Value,
+    kv_transfer_params: Option<Box<RawValue>>,
     ec_transfer_params: (),
     metrics: (),
 }
@@ -100,7 +101,7 @@ pub(crate) async fn whole(
     let mut choices: Vec<Outcomes> = Vec::new();
     choices.resize_with(call.prompts.len() * call.n, Outcomes::default);
     // A real engine says where one of its sequences lies: the last that ended of the first prompt's.
-    let mut kv_params = Value::Null;
+    let mut kv_params = None;
     let mut cached_tokens = 0;
     while let Some((choice, event)) = generation.next().await {
         match event {
@@ -112,7 +113,7 @@ pub(crate) async fn whole(
                 if let Some(finish) = finish {
                     cached_tokens += if choice % call.n == 0 { finish.cached_tokens } else { 0 };
                     if let Some(params) = finish.kv_transfer_params.as_ref().filter(|_| choice < call.n) {
-                        kv_params = serde_json::to_value(params).unwrap_or_default();
+                        kv_params = to_raw_value(params).ok();
                     }
                     outcome.finish = Some(finish);
                 }
@@ -121,7 +122,7 @@ pub(crate) async fn whole(
     }
     for fault in faults {
         if let Outcome::KvParams { value } = fault {
-            kv_params = value.clone();
+            kv_params = to_raw_value(value).ok();
         }
     }
     let mut usage = Usage::total(call, choices.iter().map(|choice| choice.tokens.len()).sum());
@@ -134,7 +135,12 @@ pub(crate) async fn whole(
     })
 }
 
-fn completion(call: &Call, choices: Vec<Outcomes>, usage: Usage, kv_params: Value) -> Completion<'_> {
+fn completion(
+    call: &Call,
+    choices: Vec<Outcomes>,
+    usage: Usage,
+    kv_params: Option<Box<RawValue>>,
+) -> Completion<'_> {
     let choice = |(index, outcome): (usize, Outcomes)| {
         let prompt = call.prompts.get(index / call.n).map(Vec::as_slice).unwrap_or_default();
         let echoed = if call.echo { detokenize(prompt) } else { String::new() };
@@ -166,7 +172,12 @@ fn completion(call: &Call, choices: Vec<Outcomes>, usage: Usage, kv_params: Valu
     }
 }
 
-fn chat(call: &Call, choices: Vec<Outcomes>, usage: Usage, kv_params: Value) -> ChatCompletion<'_> {
+fn chat(
+    call: &Call,
+    choices: Vec<Outcomes>,
+    usage: Usage,
+    kv_params: Option<Box<RawValue>>,
+) -> ChatCompletion<'_> {
     let choice = |(index, outcome): (usize, Outcomes)| ChatChoice {
         index,
         logprobs: logprobs(call.endpoint, &outcome.tokens, call.logprobs),

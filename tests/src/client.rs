@@ -1,0 +1,199 @@
+//! A small HTTP/1.1 client that hides nothing: one connection per request, each frame as it arrives, and a drop that
+//! closes the connection.
+
+mod stream;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+pub use stream::{Arrival, Stream};
+
+use crate::sse::Transcript;
+
+/// How long anything may take before the test fails; a bound for hangs, never a measure of speed.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Sends requests to one address.
+#[derive(Clone, Debug)]
+pub struct Client {
+    address: String,
+    headers: HeaderMap,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// All headers.
+    pub headers: HeaderMap,
+    /// The body's bytes.
+    pub body: Bytes,
+}
+
+impl Client {
+    /// A client for `127.0.0.1:port`, or `http://127.0.0.1:port`.
+    pub fn new(address: &str) -> Self {
+        let address = address.trim_start_matches("http://").trim_end_matches('/').to_owned();
+        Self { address, headers: HeaderMap::new() }
+    }
+
+    /// The same client, sending this header too. A header that is not valid HTTP is left out.
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+            self.headers.append(name, value);
+        }
+        self
+    }
+
+    /// GET.
+    ///
+    /// # Errors
+    /// If the connection fails or ends before the whole answer.
+    pub async fn get(&self, path: &str) -> Result<Answer> {
+        self.request("GET", path, None).await?.whole().await
+    }
+
+    /// POST of a JSON body.
+    ///
+    /// # Errors
+    /// If the connection fails or ends before the whole answer.
+    pub async fn post_json(&self, path: &str, body: &Value) -> Result<Answer> {
+        self.post_bytes(path, "application/json", body.to_string()).await
+    }
+
+    /// POST of any bytes.
+    ///
+    /// # Errors
+    /// If the connection fails or ends before the whole answer.
+    pub async fn post_bytes(&self, path: &str, content_type: &str, body: impl Into<Bytes>) -> Result<Answer> {
+        self.request("POST", path, Some((content_type, body.into()))).await?.whole().await
+    }
+
+    /// POST of a JSON body; returns at the answer's headers. Dropping the stream closes the connection.
+    ///
+    /// # Errors
+    /// If the connection fails or ends before the headers.
+    pub async fn stream(&self, path: &str, body: &Value) -> Result<Stream> {
+        self.request("POST", path, Some(("application/json", Bytes::from(body.to_string())))).await
+    }
+
+    /// Any method; `body` is a content type (none if empty) and the bytes. Returns at the answer's headers.
+    ///
+    /// # Errors
+    /// If the connection fails or ends before the headers.
+    pub async fn request(&self, method: &str, path: &str, body: Option<(&str, Bytes)>) -> Result<Stream> {
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, &self.address);
+        if let Some((content_type, _)) = body.as_ref().filter(|(content_type, _)| !content_type.is_empty()) {
+            request = request.header(header::CONTENT_TYPE, *content_type);
+        }
+        let mut request = request.body(Full::new(body.map(|(_, bytes)| bytes).unwrap_or_default()))?;
+        request.headers_mut().extend(self.headers.clone());
+        self.connect().await?.send(request).await
+    }
+
+    /// A connection to send several requests on, one after the other.
+    ///
+    /// # Errors
+    /// If nobody listens.
+    pub async fn connect(&self) -> Result<Connection> {
+        let connect = timeout(PATIENCE, TcpStream::connect(&self.address)).await?;
+        let tcp = connect.with_context(|| format!("cannot connect to {}", self.address))?;
+        tcp.set_nodelay(true)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(tcp)).await?;
+        let mut driver = JoinSet::new();
+        driver.spawn(async move { drop(connection.await) });
+        Ok(Connection { sender, driver })
+    }
+}
+
+/// One connection; dropping it closes it.
+pub struct Connection {
+    sender: http1::SendRequest<Full<Bytes>>,
+    driver: JoinSet<()>,
+}
+
+impl Connection {
+    /// Sends a request and gives the connection away to the answer's stream.
+    ///
+    /// # Errors
+    /// If the connection ends before the answer's headers.
+    pub async fn send(mut self, request: Request<Full<Bytes>>) -> Result<Stream> {
+        let answer =
+            timeout(PATIENCE, self.sender.send_request(request)).await.context("no answer in time")?;
+        Ok(Stream::new(answer?, self.driver))
+    }
+
+    /// Sends a request, and reads the whole answer; the connection can then be used again, unless it was closed.
+    ///
+    /// # Errors
+    /// If the connection ends before the whole answer.
+    pub async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<Answer> {
+        let answer =
+            timeout(PATIENCE, self.sender.send_request(request)).await.context("no answer in time")??;
+        let (parts, body) = answer.into_parts();
+        let body = timeout(PATIENCE, read(body)).await.context("no whole answer in time")??;
+        Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body })
+    }
+
+    /// Waits until the other side closes.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub async fn closed(&mut self) -> Result<()> {
+        timeout(PATIENCE, self.driver.join_next()).await.context("the connection stays open")?;
+        Ok(())
+    }
+}
+
+async fn read(mut body: Incoming) -> Result<Bytes> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame?.into_data() {
+            bytes.extend_from_slice(&data);
+        }
+    }
+    Ok(bytes.freeze())
+}
+
+impl Answer {
+    /// The body as JSON; null if it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// A header's value.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// What the answer says.
+    pub fn transcript(&self) -> Transcript {
+        Transcript::of_body(&self.json())
+    }
+
+    /// The answer itself, if it is a 200.
+    ///
+    /// # Errors
+    /// With status and body, if it is not.
+    pub fn ok(self) -> Result<Self> {
+        ensure!(self.status == 200, "status {}: {}", self.status, self.text());
+        Ok(self)
+    }
+}
