@@ -24,8 +24,8 @@
 //!
 //! Its crate has `crate-type = ["cdylib", "rlib"]` and is built for
 //! `wasm32-wasip2`; the resulting component goes into the router's `policies/`
-//! folder. `cargo test` runs the same code natively, where [`export!`] expands
-//! to nothing and [`testing`] stands in for the router.
+//! folder. `cargo test` runs the same code natively, where [`export!`] exports
+//! nothing and [`testing`] stands in for the router.
 //!
 //! The router serialises all calls into a policy, so `&mut self` and std
 //! collections are all the concurrency a policy needs. A call is interrupted

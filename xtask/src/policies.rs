@@ -13,32 +13,52 @@ use crate::{asks_for_help, setup, usage};
 
 const HELP: &str = "\
 Usage: cargo xtask policies [--only NAME]...
+       cargo xtask policies --crate DIR
 
 Builds every crate in policies/ to policies/<name>.wasm, and those for the
 router's tests in tests/policies/ to target/test-policies/<name>.wasm. A
 component is replaced in one step and only if it changed, so a running router
 that watches the folder loads each new version once.
 
-  --only NAME   only this one; NAME is the name of its folder";
+  --only NAME   only this one; NAME is the name of its folder
+  --crate DIR   instead, build the policy crate in DIR, which may be outside
+                the workspace, to policies/<name of the folder>.wasm";
 
 pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     if let Some(code) = asks_for_help(arguments, HELP) {
         return Ok(code);
     }
     let mut only = Vec::new();
+    let mut stand_alone = None;
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match (argument.as_str(), arguments.next()) {
             ("--only", Some(name)) => only.push(name.clone()),
-            ("--only", None) => return Ok(usage("--only needs a name", HELP)),
+            ("--crate", Some(dir)) => stand_alone = Some(dir),
+            (option @ ("--only" | "--crate"), None) => {
+                return Ok(usage(&format!("{option} needs a value"), HELP));
+            }
             _ => return Ok(usage(&format!("unknown argument `{argument}`"), HELP)),
         }
     }
     let Some(toolchain) = setup::toolchain()? else {
         return Ok(ExitCode::from(setup::NO_TOOLCHAIN));
     };
-    build(&toolchain, &only)?;
+    match stand_alone {
+        Some(dir) => build_crate(&toolchain, Path::new(dir), &root().join("policies"))?,
+        None => build(&toolchain, &only)?,
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the policy crate in `dir` to a component in the folder `to`.
+pub(crate) fn build_crate(toolchain: &Toolchain, dir: &Path, to: &Path) -> Result<()> {
+    let dir = dir.canonicalize().with_context(|| format!("there is no {}", dir.display()))?;
+    let policy = Policy::at(&dir, to)?;
+    let mut cargo = toolchain.cargo_build()?;
+    cargo.current_dir(&dir).arg("--target-dir").arg(policies_target());
+    run(&format!("building {}", policy.name), &mut cargo)?;
+    policy.publish()
 }
 
 /// Builds the policies of these names, or all.
@@ -74,12 +94,9 @@ struct Policy {
 fn find(dir: &Path, to: &Path) -> Result<Vec<Policy>> {
     let mut policies = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
-        let manifest = entry?.path().join("Cargo.toml");
-        let Some(name) = manifest.parent().and_then(Path::file_name) else { continue };
-        if manifest.exists() {
-            let name = name.to_string_lossy().into_owned();
-            let component = to.join(&name).with_extension("wasm");
-            policies.push(Policy { package: package_name(&manifest)?, name, component });
+        let dir = entry?.path();
+        if dir.join("Cargo.toml").exists() {
+            policies.push(Policy::at(&dir, to)?);
         }
     }
     policies.sort_by(|a, b| a.name.cmp(&b.name));
@@ -88,12 +105,19 @@ fn find(dir: &Path, to: &Path) -> Result<Vec<Policy>> {
 
 /// The first `name = ".."` of a manifest, which is that of its package.
 fn package_name(manifest: &Path) -> Result<String> {
-    let text = fs::read_to_string(manifest)?;
+    let text = fs::read_to_string(manifest).with_context(|| format!("can't read {}", manifest.display()))?;
     let name = text.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
     name.map(str::to_owned).with_context(|| format!("{} names no package", manifest.display()))
 }
 
 impl Policy {
+    /// The crate in `dir`, whose component goes to the folder `to`.
+    fn at(dir: &Path, to: &Path) -> Result<Self> {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let component = to.join(&name).with_extension("wasm");
+        Ok(Self { package: package_name(&dir.join("Cargo.toml"))?, name, component })
+    }
+
     fn publish(&self) -> Result<()> {
         let built = policies_target()
             .join(TARGET)

@@ -77,7 +77,11 @@ impl Toolchain {
     /// `cargo build` for the target; what to build is still to be added.
     pub(crate) fn cargo_build(&self) -> Result<Command> {
         let mut cargo = cargo();
-        cargo.args(["build", "--release", "--target", TARGET]);
+        cargo
+            .args(["build", "--release", "--target", TARGET])
+            // As this workspace has them; else a crate outside would build its
+            // own standard library.
+            .envs([("CARGO_PROFILE_RELEASE_LTO", "thin"), ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "4")]);
         if let Self::Debian { linkers } = self {
             cargo
                 .arg("-Zbuild-std=std,panic_abort")
