@@ -61,10 +61,20 @@ pub(crate) fn build_crate(toolchain: &Toolchain, dir: &Path, to: &Path) -> Resul
     policy.publish()
 }
 
-/// Builds the policies of these names, or all.
-fn build(toolchain: &Toolchain, only: &[String]) -> Result<()> {
+/// The packages of all policies.
+pub(crate) fn packages() -> Result<Vec<String>> {
+    Ok(all()?.into_iter().map(|policy| policy.package).collect())
+}
+
+fn all() -> Result<Vec<Policy>> {
     let mut policies = find(&root().join("policies"), &root().join("policies"))?;
     policies.extend(find(&root().join("tests/policies"), &target().join("test-policies"))?);
+    Ok(policies)
+}
+
+/// Builds the policies of these names, or all.
+pub(crate) fn build(toolchain: &Toolchain, only: &[String]) -> Result<()> {
+    let mut policies = all()?;
     if let Some(unknown) = only.iter().find(|name| !policies.iter().any(|policy| policy.name == **name)) {
         let names: Vec<_> = policies.iter().map(|policy| policy.name.as_str()).collect();
         bail!("there is no policy `{unknown}`; there are {}", names.join(", "));
