@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::{Leg, Request};
 
-/// The field that carries [`KEEP_FOR_DECODE`] to prefill and the coordinates
-/// back and on to decode.
+/// The field that tells prefill to keep its KV cache, and carries the
+/// coordinates back and on to decode.
 pub const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
 /// Only `do_remote_decode` matters to prefill; the nulls are what the upstream
