@@ -1,1 +1,4 @@
 //! The integration tests, one file per theme.
+
+mod captures;
+mod engine;

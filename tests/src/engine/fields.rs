@@ -52,16 +52,23 @@ impl Fields {
     }
 
     pub(crate) fn number(&self, name: &str) -> Result<Option<f64>, Rejection> {
-        self.typed(name, "float", Value::as_f64)
+        self.typed(name, "float_parsing", "a valid number, unable to parse string as a number", Value::as_f64)
     }
 
     pub(crate) fn integer(&self, name: &str) -> Result<Option<i64>, Rejection> {
-        self.typed(name, "int", Value::as_i64)
+        self.typed(
+            name,
+            "int_parsing",
+            "a valid integer, unable to parse string as an integer",
+            Value::as_i64,
+        )
     }
 
     pub(crate) fn object(&self, name: &str) -> Result<Option<&Value>, Rejection> {
         match self.get(name) {
-            Some(value) if !value.is_object() => Err(mistyped(name, "dict_type", "dictionary", value)),
+            Some(value) if !value.is_object() => {
+                Err(mistyped(name, "dict_type", "a valid dictionary", value))
+            }
             other => Ok(other),
         }
     }
@@ -69,7 +76,7 @@ impl Fields {
     pub(crate) fn list(&self, name: &str) -> Result<Option<&Vec<Value>>, Rejection> {
         match self.get(name) {
             Some(Value::Array(items)) => Ok(Some(items)),
-            Some(value) => Err(mistyped(name, "list_type", "list", value)),
+            Some(value) => Err(mistyped(name, "list_type", "a valid list", value)),
             None => Ok(None),
         }
     }
@@ -86,25 +93,18 @@ impl Fields {
         &self,
         name: &str,
         kind: &str,
+        wanted: &str,
         read: impl Fn(&Value) -> Option<T>,
     ) -> Result<Option<T>, Rejection> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        let wrong = || {
-            mistyped(
-                name,
-                &format!("{kind}_parsing"),
-                if kind == "int" { "integer" } else { "number" },
-                value,
-            )
-        };
-        read(value).map(Some).ok_or_else(wrong)
+        read(value).map(Some).ok_or_else(|| mistyped(name, kind, wanted, value))
     }
 }
 
 fn mistyped(name: &str, kind: &str, wanted: &str, value: &Value) -> Rejection {
     let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let detail = format!(
-        "{{'type': '{kind}', 'loc': 'body.{name}', 'msg': 'Input should be a valid {wanted}', 'input': '{shown}'}}"
+        "{{'type': '{kind}', 'loc': 'body.{name}', 'msg': 'Input should be {wanted}', 'input': '{shown}'}}"
     );
     Rejection::invalid(&detail, Some(&format!("body.{name}")))
 }
