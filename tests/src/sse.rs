@@ -29,7 +29,7 @@ impl Event {
     fn parse(block: &str) -> Self {
         let mut event = Self::default();
         let mut data = Vec::new();
-        for line in block.lines() {
+        for line in block.lines().filter(|line| !line.is_empty()) {
             let (field, value) = line.split_once(':').unwrap_or((line, ""));
             let value = value.strip_prefix(' ').unwrap_or(value);
             match field {

@@ -198,26 +198,34 @@ impl Task {
         generated: usize,
         text: &mut String,
     ) -> Option<Finish> {
-        let told = self.outcomes.iter().any(|outcome| matches!(outcome, Outcome::FinishWithStop {}));
         let stop = self.sampling.stop(id, generated, text);
-        let stopped = told || stop.is_some();
-        if !stopped && generated < self.sampling.max_tokens {
+        let reason = self.told_to_end(generated).or(stop.is_some().then_some("stop"));
+        if reason.is_none() && generated < self.sampling.max_tokens {
             return None;
         }
         if let Some(len) = stop.as_ref().and_then(|stop| stop.text_len) {
             text.truncate(len);
         }
-        sequence.finish(stopped);
+        sequence.finish(reason == Some("stop"));
         let cached_tokens = match &self.handoff {
             Handoff::Fetch(remote) => remote.prefill_cached_tokens.unwrap_or(self.prompt.len()),
             _ => sequence.cached_tokens(),
         };
         let pins = matches!(self.handoff, Handoff::Offer) && !self.says_nothing_pinned();
         Some(Finish {
-            reason: if stopped { "stop" } else { "length" },
+            reason: reason.unwrap_or("length"),
             stop_reason: stop.map_or(Value::Null, |stop| stop.reason),
             kv_transfer_params: pins.then(|| sequence.pin(self.request_id.clone())),
             cached_tokens,
+        })
+    }
+
+    /// The reason of a fault that ends the sequence here.
+    fn told_to_end(&self, generated: usize) -> Option<&'static str> {
+        self.outcomes.iter().find_map(|outcome| match outcome {
+            Outcome::FinishWithStop {} => Some("stop"),
+            Outcome::AbortAfter { tokens } if *tokens <= generated => Some("abort"),
+            _ => None,
         })
     }
 

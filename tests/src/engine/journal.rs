@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::body::{Cut, SimBody};
+use super::server::Activity;
 use crate::lock::lock;
 
 /// One request that an engine has seen.
@@ -102,8 +103,9 @@ impl Journal {
         log.requests.clear();
     }
 
-    /// Takes down a request; what becomes of it follows through the entry. `open` counts requests on a connection.
-    pub(crate) fn open(self: &Arc<Self>, parts: &Parts, open: watch::Sender<usize>) -> Entry {
+    /// Takes down a request; what becomes of it follows through the entry. `activity` is of its
+    /// connection.
+    pub(crate) fn open(self: &Arc<Self>, parts: &Parts, activity: watch::Sender<Activity>) -> Entry {
         let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         let request = Request {
             method: parts.method.to_string(),
@@ -118,8 +120,11 @@ impl Journal {
         let mut log = lock(&self.log);
         let number = log.first + log.requests.len();
         log.requests.push(request);
-        open.send_modify(|open| *open += 1);
-        Entry { journal: Arc::clone(self), number, end: End::Aborted, open }
+        activity.send_modify(|activity| {
+            activity.open += 1;
+            activity.seen += 1;
+        });
+        Entry { journal: Arc::clone(self), number, end: End::Aborted, activity }
     }
 }
 
@@ -128,7 +133,7 @@ pub(crate) struct Entry {
     journal: Arc<Journal>,
     number: usize,
     end: End,
-    open: watch::Sender<usize>,
+    activity: watch::Sender<Activity>,
 }
 
 impl Entry {
@@ -164,7 +169,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let end = self.end;
         self.update(|request| request.end = Some(end));
-        self.open.send_modify(|open| *open -= 1);
+        self.activity.send_modify(|activity| activity.open -= 1);
     }
 }
 

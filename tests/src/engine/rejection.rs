@@ -13,7 +13,7 @@ pub(crate) struct Rejection {
     kind: &'static str,
     message: String,
     param: Option<String>,
-    /// Whether the engine's handler saw the request: such a refusal frees the prefill that the request names.
+    /// Whether the handler refused the request itself: only that frees the prefill which the request names.
     pub(crate) by_handler: bool,
 }
 
@@ -32,7 +32,8 @@ struct Error<'a> {
 
 impl Rejection {
     pub(crate) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: message.into(), param: None, by_handler: true }
+        let by_handler = status.is_client_error();
+        Self { status, kind, message: message.into(), param: None, by_handler }
     }
 
     /// 400 by the handler.

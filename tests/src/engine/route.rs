@@ -17,6 +17,7 @@ use super::inference::infer;
 use super::journal::{End, Journal};
 use super::rank::Rank;
 use super::rejection::json_response;
+use super::server::Activity;
 use super::violations::Violations;
 use super::{control, metrics, models};
 
@@ -36,18 +37,18 @@ pub(crate) struct Service {
 pub(crate) struct Closed;
 
 impl Service {
-    /// Answers one request; `open` counts the requests on its connection.
+    /// Answers one request; `activity` is of its connection.
     pub(crate) async fn call(
         &self,
         request: Request<Incoming>,
-        open: watch::Sender<usize>,
+        activity: watch::Sender<Activity>,
     ) -> Result<Response<SimBody>, Closed> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path().to_owned();
         if path.starts_with("/sim/") {
             return Ok(control::answer(self, &parts.method, &path, &read(body).await));
         }
-        let mut entry = self.journal.open(&parts, open);
+        let mut entry = self.journal.open(&parts, activity);
         let body = read(body).await;
         entry.body(&body);
         let plan = self.faults.plan(step(&path, &body), &path);

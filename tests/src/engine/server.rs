@@ -13,6 +13,15 @@ use tokio::time::timeout;
 
 use super::route::Service;
 
+/// Requests on one connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Activity {
+    /// Not yet answered to the end.
+    pub(crate) open: usize,
+    /// All so far.
+    pub(crate) seen: usize,
+}
+
 /// Accepts connections until dropped, and drops them with itself.
 pub(crate) async fn serve(listener: TcpListener, service: Arc<Service>) {
     let mut connections = JoinSet::new();
@@ -31,13 +40,13 @@ pub(crate) async fn serve(listener: TcpListener, service: Arc<Service>) {
 async fn connection(stream: TcpStream, service: Arc<Service>) {
     let _ = stream.set_nodelay(true);
     let idle_timeout = service.config.idle_timeout();
-    let open = watch::Sender::new(0);
-    let idle = idle(open.subscribe(), idle_timeout);
+    let activity = watch::Sender::new(Activity::default());
+    let idle = idle(activity.subscribe(), idle_timeout);
     let connection = http1::Builder::new().serve_connection(
         TokioIo::new(stream),
         service_fn(move |request| {
-            let (service, open) = (Arc::clone(&service), open.clone());
-            async move { service.call(request, open).await }
+            let (service, activity) = (Arc::clone(&service), activity.clone());
+            async move { service.call(request, activity).await }
         }),
     );
     tokio::pin!(connection);
@@ -50,13 +59,10 @@ async fn connection(stream: TcpStream, service: Arc<Service>) {
 }
 
 /// Resolves when there was a request, and then none for `patience`: a connection that never asked may stay.
-async fn idle(mut open: watch::Receiver<usize>, patience: Duration) {
+async fn idle(mut activity: watch::Receiver<Activity>, patience: Duration) {
     loop {
-        let _ = open.wait_for(|open| *open > 0).await;
-        if open.wait_for(|open| *open == 0).await.is_err() {
-            return;
-        }
-        if timeout(patience, open.changed()).await.is_err() {
+        let quiet = activity.wait_for(|activity| activity.seen > 0 && activity.open == 0).await.map(drop);
+        if quiet.is_err() || timeout(patience, activity.changed()).await.is_err() {
             return;
         }
     }

@@ -13,6 +13,8 @@ pub(crate) enum Outcome {
     ErrorAfter { tokens: usize },
     /// The first token is the last, with `finish_reason` `stop`.
     FinishWithStop {},
+    /// Token number so many is the last, with `finish_reason` `abort`: a server that is told to stop.
+    AbortAfter { tokens: usize },
     /// `kv_transfer_params` of the answer. Null and `{}` pin nothing, as when a prefill ends in a way that its
     /// connector does not accept.
     KvParams { value: Value },
@@ -33,6 +35,11 @@ impl Fault {
     /// The engine ends with `finish_reason` `stop` at the first token.
     pub fn finish_with_stop() -> Self {
         Self::new(Kind::Outcome(Outcome::FinishWithStop {}))
+    }
+
+    /// The engine ends with `finish_reason` `abort` after so many tokens, as when its server is told to stop.
+    pub fn abort_after(tokens: usize) -> Self {
+        Self::new(Kind::Outcome(Outcome::AbortAfter { tokens }))
     }
 
     /// The answer says this about the KV cache, instead of the truth.

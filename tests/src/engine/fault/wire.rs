@@ -22,6 +22,7 @@ pub(crate) enum Wire {
     SlowFrames { ms: u64 },
     OneByteWrites {},
     Reframe { seed: u64 },
+    KeepAliveComments {},
 }
 
 /// Lets `fault` happen to a body.
@@ -49,6 +50,12 @@ pub(crate) fn shape(body: SimBody, fault: Wire) -> SimBody {
                     while !frame.is_empty() {
                         out.send(frame.split_to(1)).await;
                     }
+                }
+            }
+            Wire::KeepAliveComments {} => {
+                while let Some(frame) = frames.next().await {
+                    out.send(Bytes::from_static(b": keep-alive\n\n")).await;
+                    out.send(frame).await;
                 }
             }
             Wire::Reframe { seed } => reframe(&mut frames, &out, seed).await,
@@ -109,6 +116,11 @@ impl Fault {
     /// Each byte of the body is a write of its own.
     pub fn one_byte_writes() -> Self {
         Self::new(Kind::Wire(Wire::OneByteWrites {}))
+    }
+
+    /// A comment comes before each event of a stream, as keep-alive settings of some servers make them.
+    pub fn keep_alive_comments() -> Self {
+        Self::new(Kind::Wire(Wire::KeepAliveComments {}))
     }
 
     /// The body's bytes are split and merged without regard to events, the same way for the same `seed`.
