@@ -31,6 +31,14 @@ pub enum Error {
         #[source]
         source: SendError,
     },
+    /// An engine answered with an error of its own. Only where its answer is not passed on.
+    #[error("{} instance answered {status}", phase_name(*.phase))]
+    Refused {
+        /// The leg.
+        phase: Phase,
+        /// The engine's status.
+        status: http::StatusCode,
+    },
     /// An engine's answer broke off before its end.
     #[error("answer of the {} instance broke off", phase_name(*.phase))]
     Cut {
@@ -71,6 +79,9 @@ pub enum ClientError {
     /// The body ended early.
     #[error("body ended before its declared length")]
     Incomplete,
+    /// The body did not arrive in time.
+    #[error("body did not arrive in time")]
+    TooSlow,
     /// The body is too large.
     #[error("body is larger than {limit} bytes, the limit of this router (--max-body-bytes)")]
     TooLarge {

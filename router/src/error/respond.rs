@@ -19,7 +19,7 @@ impl Error {
             Self::Client(error) => error.status(),
             Self::NoInstance { .. } | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Self::Leg { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
-            Self::Leg { .. } | Self::Cut { .. } => StatusCode::BAD_GATEWAY,
+            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } => StatusCode::BAD_GATEWAY,
         }
     }
 
@@ -31,6 +31,7 @@ impl Error {
             Self::NoInstance { .. } => "no_instance",
             Self::Leg { source, .. } if source.is_timeout() => "engine_timeout",
             Self::Leg { .. } => "engine_unreachable",
+            Self::Refused { .. } => "engine_failed",
             Self::Cut { .. } => "engine_answer_cut",
             Self::ShuttingDown => "shutting_down",
         }
@@ -42,7 +43,7 @@ impl Error {
             Self::Client(ClientError::NotFound(_)) => "not_found_error",
             Self::Client(_) => "invalid_request_error",
             Self::NoInstance { .. } | Self::ShuttingDown => "service_unavailable_error",
-            Self::Leg { .. } | Self::Cut { .. } => "engine_error",
+            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } => "engine_error",
         }
     }
 
@@ -83,6 +84,7 @@ impl ClientError {
             Self::Body(_) | Self::Incomplete | Self::Field { .. } | Self::Invalid(_) => {
                 StatusCode::BAD_REQUEST
             }
+            Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::MediaType | Self::Encoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::NotFound(_) | Self::Unknown(_) => StatusCode::NOT_FOUND,
@@ -96,6 +98,7 @@ impl ClientError {
             Self::Body(ScanError::Syntax(_)) => "invalid_json",
             Self::Body(ScanError::NotAnObject) => "not_an_object",
             Self::Incomplete => "incomplete_body",
+            Self::TooSlow => "body_too_slow",
             Self::TooLarge { .. } => "body_too_large",
             Self::MediaType => "unsupported_media_type",
             Self::Encoding => "unsupported_encoding",

@@ -192,7 +192,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_comes_back_by_a_probe_after_the_pause() {
         let health = healthy();
-        (0..3).for_each(|_| drop(health.request_failed()));
+        let _ = [(); 3].map(|()| health.request_failed());
         assert!(!health.probe_succeeded());
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(!health.is_healthy());
@@ -204,7 +204,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn failed_probes_need_no_pause() {
         let health = healthy();
-        (0..3).for_each(|_| drop(health.probe_failed()));
+        let _ = [(); 3].map(|()| health.probe_failed());
         assert!(!health.is_healthy());
         assert!(health.probe_succeeded());
     }

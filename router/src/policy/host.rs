@@ -14,7 +14,8 @@ use super::guest_log::GuestLog;
 
 /// Stands for the request in a handle. There is only ever one, that of the running call.
 #[derive(Debug)]
-pub(super) struct Lent;
+#[allow(unreachable_pub, reason = "the generated bindings re-export it")]
+pub struct Lent;
 
 /// What belongs to one instance of a policy.
 pub(super) struct Host {

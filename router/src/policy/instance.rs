@@ -252,8 +252,8 @@ fn once<T>(call: impl Future<Output = wasmtime::Result<T>>) -> Result<T, Fault> 
     }
 }
 
-fn refused(text: String) -> Fault {
-    Fault::Refused(short(&text))
+fn refused(text: impl AsRef<str>) -> Fault {
+    Fault::Refused(short(text.as_ref()))
 }
 
 /// A policy's words, cut to what a log line can bear.

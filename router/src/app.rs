@@ -1,0 +1,113 @@
+//! What every request shares.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use edge_router_policy::{Outcome, Phase};
+use tokio::sync::mpsc;
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+use crate::config::{Config, WithoutPrefill};
+use crate::fleet::Fleet;
+use crate::metrics::Metrics;
+use crate::policy::Chain;
+
+/// The router's parts.
+#[derive(Debug)]
+pub struct App {
+    /// Settings.
+    pub config: Config,
+    /// Instances.
+    pub fleet: Arc<Fleet>,
+    /// Policies.
+    pub chain: Chain,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Outcomes on their way to the policies that asked for them.
+    pub outcomes: mpsc::Sender<Outcome>,
+    ids: Ids,
+    draining: AtomicBool,
+}
+
+impl App {
+    /// Puts the parts together.
+    pub fn new(
+        config: Config,
+        fleet: Arc<Fleet>,
+        chain: Chain,
+        metrics: Arc<Metrics>,
+        outcomes: mpsc::Sender<Outcome>,
+    ) -> Self {
+        Self {
+            config,
+            fleet,
+            chain,
+            metrics,
+            outcomes,
+            ids: Ids::default(),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// A new request id: 32 hex digits, unique among all that this process gives out and, for all
+    /// practical purposes, among those of its replicas.
+    pub fn new_id(&self) -> String {
+        self.ids.next()
+    }
+
+    /// From now on nothing new is served.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the router is being shut down.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request could be served now, and if not, why.
+    ///
+    /// # Errors
+    /// A sentence for `/readyz`.
+    pub fn ready(&self) -> Result<(), &'static str> {
+        if self.is_draining() {
+            return Err("shutting down");
+        }
+        let snapshot = self.fleet.snapshot();
+        if snapshot.instances.is_empty() {
+            return Err("waiting for instances: none is known yet");
+        }
+        if !snapshot.can_serve(Phase::Decode) {
+            return Err("no decode instance is healthy");
+        }
+        let has_prefill = snapshot.serving(Phase::Prefill).next().is_some();
+        if has_prefill
+            && !snapshot.can_serve(Phase::Prefill)
+            && self.config.without_prefill == WithoutPrefill::Reject
+        {
+            return Err("no prefill instance is healthy");
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Ids {
+    seed: u64,
+    count: AtomicU64,
+}
+
+impl Default for Ids {
+    fn default() -> Self {
+        use std::hash::{BuildHasher as _, RandomState};
+        // The standard library's random keys spare a dependency on a random number generator.
+        Self { seed: RandomState::new().hash_one(std::process::id()), count: AtomicU64::new(0) }
+    }
+}
+
+impl Ids {
+    fn next(&self) -> String {
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        format!("{:032x}", xxh3_128_with_seed(&count.to_le_bytes(), self.seed))
+    }
+}

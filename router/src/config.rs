@@ -1,0 +1,101 @@
+//! The router's settings as they are used: every value checked, every default filled in.
+
+pub mod file;
+mod resolve;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::fleet::{FleetSettings, InstanceSpec};
+use crate::policy::{PolicySettings, PolicySource, SessionKey};
+
+pub use resolve::{ConfigError, resolve};
+
+/// What happens to a request when no prefill instance can take it, or all that were tried failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum WithoutPrefill {
+    /// Decode computes the prompt itself; slower, counted and logged.
+    #[default]
+    Decode,
+    /// The request is answered with an error.
+    Reject,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Time limits of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// For the whole prefill leg.
+    pub prefill: Duration,
+    /// From sending the decode leg to the head of its answer.
+    pub decode_head: Duration,
+    /// Between two frames of a streamed answer, at least; at most twice as long.
+    pub stream_idle: Duration,
+    /// For reading the client's body.
+    pub client_body: Duration,
+}
+
+/// How long a KV handle may be used.
+#[derive(Debug, Clone, Copy)]
+pub struct Lease {
+    /// How long prefill keeps the KV cache for decode (`kv_lease_duration`, 30 s in vLLM).
+    pub duration: Duration,
+    /// Kept free for what the router can't see: transit, and decode's own queue before admission.
+    pub margin: Duration,
+}
+
+/// Shutting down.
+#[derive(Debug, Clone, Copy)]
+pub struct Drain {
+    /// Between the readiness probe's first refusal and the end of listening.
+    pub delay: Duration,
+    /// For running requests, from then on.
+    pub timeout: Duration,
+}
+
+/// Everything that can be set.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where to listen.
+    pub listen: Vec<SocketAddr>,
+    /// The fleet's limits.
+    pub fleet: FleetSettings,
+    /// Instances known from the start.
+    pub instances: Vec<InstanceSpec>,
+    /// Policies in the order of the chain.
+    pub policies: Vec<PolicySource>,
+    /// Limits of policies.
+    pub policy: PolicySettings,
+    /// Tokens of a block in the prefix index.
+    pub prefix_block_tokens: usize,
+    /// Where to look for a session key.
+    pub session_keys: Arc<[SessionKey]>,
+    /// Longest body in bytes.
+    pub max_body: usize,
+    /// Time limits.
+    pub timeouts: Timeouts,
+    /// How often a request may be tried again on other instances.
+    pub retries: u32,
+    /// Without prefill.
+    pub without_prefill: WithoutPrefill,
+    /// KV handles.
+    pub lease: Lease,
+    /// Key of the admin API; `None` switches it off.
+    pub admin_key: Option<String>,
+    /// Sent to engines instead of the client's credentials.
+    pub engine_key: Option<String>,
+    /// Shutting down.
+    pub drain: Drain,
+}

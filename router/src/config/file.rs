@@ -1,0 +1,210 @@
+//! The settings as they are typed: on the command line, in the environment, or in a TOML file. One
+//! struct serves all three, so that none can lack a setting of the others.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::{LogFormat, WithoutPrefill};
+
+/// Settings from one source; what is absent is left to the next.
+#[derive(Debug, Clone, Default, Deserialize, clap::Args)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Address to listen on; may be given more than once [default: 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDR:PORT", env = "EDGE_ROUTER_LISTEN", value_delimiter = ',')]
+    pub listen: Vec<String>,
+    /// Port to listen on, on all interfaces; --listen is more exact
+    #[arg(long, value_name = "PORT", env = "EDGE_ROUTER_PORT")]
+    pub port: Option<u16>,
+    /// The model that every instance must serve; an instance with another one gets no requests
+    #[arg(short, long, env = "EDGE_ROUTER_MODEL")]
+    pub model: Option<String>,
+    /// Prefill instances
+    #[arg(short, long, value_name = "HOST:PORT", num_args = 1.., env = "EDGE_ROUTER_PREFILL", value_delimiter = ',')]
+    pub prefill: Vec<String>,
+    /// Decode instances
+    #[arg(short, long, value_name = "HOST:PORT", num_args = 1.., env = "EDGE_ROUTER_DECODE", value_delimiter = ',')]
+    pub decode: Vec<String>,
+    /// Instances with all that can be said of them; only in the file.
+    #[arg(skip)]
+    pub instance: Vec<InstanceTable>,
+    /// Policy to ask, first to last; a bare name is looked up in --policies-dir [default: built in]
+    #[arg(long, value_name = "NAME.wasm", env = "EDGE_ROUTER_POLICY", value_delimiter = ',')]
+    pub policy: Vec<String>,
+    /// Folder for bare policy names [default: policies]
+    #[arg(long, value_name = "DIR", env = "EDGE_ROUTER_POLICIES_DIR")]
+    pub policies_dir: Option<PathBuf>,
+    /// Configuration of a policy as NAME={"key":…}; else NAME.json beside the policy is read
+    #[arg(long = "policy-config", value_name = "NAME=JSON", env = "EDGE_ROUTER_POLICY_CONFIG")]
+    #[serde(skip)]
+    pub policy_config_flags: Vec<String>,
+    /// Configurations by policy name; only in the file.
+    #[arg(skip)]
+    pub policy_config: BTreeMap<String, toml::Table>,
+    /// Time limit for one call of a policy, in milliseconds [default: 20]
+    #[arg(long, value_name = "MS", env = "EDGE_ROUTER_POLICY_DEADLINE_MS")]
+    pub policy_deadline_ms: Option<u64>,
+    /// Memory limit of one policy, in MiB [default: 64]
+    #[arg(long, value_name = "MIB", env = "EDGE_ROUTER_POLICY_MEMORY_MIB")]
+    pub policy_memory_mib: Option<usize>,
+    /// Tokens of a block in the prefix index, estimated at 4 bytes each [default: 32]
+    #[arg(long, value_name = "TOKENS", env = "EDGE_ROUTER_PREFIX_BLOCK_TOKENS")]
+    pub prefix_block_tokens: Option<usize>,
+    /// Blocks that the prefix index remembers, some 80 bytes each [default: 400000]
+    #[arg(long, value_name = "BLOCKS", env = "EDGE_ROUTER_PREFIX_CAPACITY")]
+    pub prefix_capacity: Option<usize>,
+    /// Where a session key is looked for, first to last
+    /// [default: header:x-session-id,field:session_id,field:conversation_id,field:user]
+    #[arg(
+        long,
+        value_name = "header:NAME|field:NAME",
+        env = "EDGE_ROUTER_SESSION_KEY",
+        value_delimiter = ','
+    )]
+    pub session_key: Vec<String>,
+    /// Longest request body in bytes [default: 268435456]
+    #[arg(long, value_name = "BYTES", env = "EDGE_ROUTER_MAX_BODY_BYTES")]
+    pub max_body_bytes: Option<usize>,
+    /// Requests that may be in flight on one instance; 0 is no limit [default: 0]
+    #[arg(long, value_name = "N", env = "EDGE_ROUTER_MAX_IN_FLIGHT")]
+    pub max_in_flight: Option<u32>,
+    /// How often a request may be tried again on other instances, before anything was answered [default: 2]
+    #[arg(long, value_name = "N", env = "EDGE_ROUTER_RETRIES")]
+    pub retries: Option<u32>,
+    /// What to do when no prefill instance can take a request [default: decode]
+    #[arg(long, value_enum, env = "EDGE_ROUTER_WITHOUT_PREFILL")]
+    pub without_prefill: Option<WithoutPrefill>,
+    /// Time limit for connecting to an instance [default: 3000]
+    #[arg(long, value_name = "MS", env = "EDGE_ROUTER_CONNECT_TIMEOUT_MS")]
+    pub connect_timeout_ms: Option<u64>,
+    /// Idle connections to instances are closed after this; keep it below the engines' keep-alive, 5 s in
+    /// vLLM [default: 4000]
+    #[arg(long, value_name = "MS", env = "EDGE_ROUTER_POOL_IDLE_MS")]
+    pub pool_idle_ms: Option<u64>,
+    /// Time limit for a prefill leg [default: 600]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_PREFILL_TIMEOUT_S")]
+    pub prefill_timeout_s: Option<u64>,
+    /// Time limit for the head of decode's answer [default: 1800]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_DECODE_TIMEOUT_S")]
+    pub decode_timeout_s: Option<u64>,
+    /// A stream without a frame for this long is ended with an error [default: 300]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_STREAM_IDLE_TIMEOUT_S")]
+    pub stream_idle_timeout_s: Option<u64>,
+    /// How long prefill keeps a KV cache for decode (kv_lease_duration) [default: 30]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_KV_LEASE_S")]
+    pub kv_lease_s: Option<u64>,
+    /// Part of the lease in which a handle is not used any more [default: 10]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_KV_LEASE_MARGIN_S")]
+    pub kv_lease_margin_s: Option<u64>,
+    /// Time between probes of an instance [default: 2000]
+    #[arg(long, value_name = "MS", env = "EDGE_ROUTER_PROBE_INTERVAL_MS")]
+    pub probe_interval_ms: Option<u64>,
+    /// Time limit for a probe [default: 2000]
+    #[arg(long, value_name = "MS", env = "EDGE_ROUTER_PROBE_TIMEOUT_MS")]
+    pub probe_timeout_ms: Option<u64>,
+    /// Consecutive failures that take an instance out [default: 3]
+    #[arg(long, value_name = "N", env = "EDGE_ROUTER_UNHEALTHY_AFTER")]
+    pub unhealthy_after: Option<u32>,
+    /// How long an instance stays out after failed requests [default: 5000]
+    #[arg(long, value_name = "MS", env = "EDGE_ROUTER_COOL_DOWN_MS")]
+    pub cool_down_ms: Option<u64>,
+    /// Key of the admin API, for the header x-api-key; without one the API is off
+    #[arg(long, value_name = "KEY", env = "ADMIN_API_KEY", hide_env_values = true)]
+    pub admin_api_key: Option<String>,
+    /// Sent to instances as bearer token instead of the client's credentials
+    #[arg(long, value_name = "KEY", env = "EDGE_ROUTER_ENGINE_API_KEY", hide_env_values = true)]
+    pub engine_api_key: Option<String>,
+    /// On SIGTERM, how long to go on listening while /readyz says no [default: 0]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_DRAIN_DELAY_S")]
+    pub drain_delay_s: Option<u64>,
+    /// On SIGTERM, how long running requests may take to end [default: 30]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_DRAIN_TIMEOUT_S")]
+    pub drain_timeout_s: Option<u64>,
+    /// What is logged, as in `info,edge_router::policy=debug` [default: info]
+    #[arg(long, value_name = "FILTER", env = "EDGE_ROUTER_LOG")]
+    pub log: Option<String>,
+    /// How log lines look [default: text]
+    #[arg(long, value_enum, env = "EDGE_ROUTER_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// Log a line for each request: where it went, why, and how long it took
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "EDGE_ROUTER_ACCESS_LOG")]
+    pub access_log: Option<bool>,
+}
+
+/// One instance in the file.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InstanceTable {
+    /// `prefill`, `decode` or `both`.
+    pub role: String,
+    /// `host:port`.
+    pub address: String,
+    /// Data-parallel ranks.
+    #[serde(default = "one")]
+    pub dp_size: u32,
+    /// Tensor-parallel size.
+    #[serde(default = "one")]
+    pub tp_size: u32,
+    /// Facts for policies.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl Settings {
+    /// These settings, and where they are silent, the other's. Lists are not mixed.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        fn list<T>(mine: Vec<T>, other: Vec<T>) -> Vec<T> {
+            if mine.is_empty() { other } else { mine }
+        }
+        Self {
+            listen: list(self.listen, other.listen),
+            port: self.port.or(other.port),
+            model: self.model.or(other.model),
+            prefill: list(self.prefill, other.prefill),
+            decode: list(self.decode, other.decode),
+            instance: list(self.instance, other.instance),
+            policy: list(self.policy, other.policy),
+            policies_dir: self.policies_dir.or(other.policies_dir),
+            policy_config_flags: list(self.policy_config_flags, other.policy_config_flags),
+            policy_config: if self.policy_config.is_empty() {
+                other.policy_config
+            } else {
+                self.policy_config
+            },
+            policy_deadline_ms: self.policy_deadline_ms.or(other.policy_deadline_ms),
+            policy_memory_mib: self.policy_memory_mib.or(other.policy_memory_mib),
+            prefix_block_tokens: self.prefix_block_tokens.or(other.prefix_block_tokens),
+            prefix_capacity: self.prefix_capacity.or(other.prefix_capacity),
+            session_key: list(self.session_key, other.session_key),
+            max_body_bytes: self.max_body_bytes.or(other.max_body_bytes),
+            max_in_flight: self.max_in_flight.or(other.max_in_flight),
+            retries: self.retries.or(other.retries),
+            without_prefill: self.without_prefill.or(other.without_prefill),
+            connect_timeout_ms: self.connect_timeout_ms.or(other.connect_timeout_ms),
+            pool_idle_ms: self.pool_idle_ms.or(other.pool_idle_ms),
+            prefill_timeout_s: self.prefill_timeout_s.or(other.prefill_timeout_s),
+            decode_timeout_s: self.decode_timeout_s.or(other.decode_timeout_s),
+            stream_idle_timeout_s: self.stream_idle_timeout_s.or(other.stream_idle_timeout_s),
+            kv_lease_s: self.kv_lease_s.or(other.kv_lease_s),
+            kv_lease_margin_s: self.kv_lease_margin_s.or(other.kv_lease_margin_s),
+            probe_interval_ms: self.probe_interval_ms.or(other.probe_interval_ms),
+            probe_timeout_ms: self.probe_timeout_ms.or(other.probe_timeout_ms),
+            unhealthy_after: self.unhealthy_after.or(other.unhealthy_after),
+            cool_down_ms: self.cool_down_ms.or(other.cool_down_ms),
+            admin_api_key: self.admin_api_key.or(other.admin_api_key),
+            engine_api_key: self.engine_api_key.or(other.engine_api_key),
+            drain_delay_s: self.drain_delay_s.or(other.drain_delay_s),
+            drain_timeout_s: self.drain_timeout_s.or(other.drain_timeout_s),
+            log: self.log.or(other.log),
+            log_format: self.log_format.or(other.log_format),
+            access_log: self.access_log.or(other.access_log),
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! From settings as typed to settings as used. The only place with defaults.
+
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use edge_router_policy::Role;
+use serde_json::value::RawValue;
+use thiserror::Error;
+
+use super::file::{InstanceTable, Settings};
+use super::{Config, Drain, Lease, Timeouts};
+use crate::fleet::{FleetSettings, HealthSettings, InstanceSpec, parse_address};
+use crate::policy::{PolicySettings, PolicySource, SessionKey};
+use crate::upstream::PoolSettings;
+
+/// A setting that can't be used. Names the setting and the remedy.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{setting}: {problem}")]
+pub struct ConfigError {
+    setting: &'static str,
+    problem: String,
+}
+
+fn wrong(setting: &'static str, problem: impl Into<String>) -> ConfigError {
+    ConfigError { setting, problem: problem.into() }
+}
+
+/// Checks `settings` and fills in the defaults.
+///
+/// # Errors
+/// The first setting that can't be used.
+pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
+    let lease = lease(settings)?;
+    Ok(Config {
+        listen: listen(settings)?,
+        fleet: fleet(settings)?,
+        instances: instances(settings)?,
+        policies: policies(settings)?,
+        policy: PolicySettings {
+            deadline: positive("policy_deadline_ms", settings.policy_deadline_ms, 20, Duration::from_millis)?,
+            max_memory: at_least("policy_memory_mib", settings.policy_memory_mib, 64, 2)? << 20,
+        },
+        prefix_block_tokens: at_least("prefix_block_tokens", settings.prefix_block_tokens, 32, 1)?,
+        session_keys: session_keys(settings)?.into(),
+        max_body: at_least("max_body_bytes", settings.max_body_bytes, 256 << 20, 1024)?,
+        timeouts: Timeouts {
+            prefill: positive("prefill_timeout_s", settings.prefill_timeout_s, 600, Duration::from_secs)?,
+            decode_head: positive("decode_timeout_s", settings.decode_timeout_s, 1800, Duration::from_secs)?,
+            stream_idle: positive(
+                "stream_idle_timeout_s",
+                settings.stream_idle_timeout_s,
+                300,
+                Duration::from_secs,
+            )?,
+            client_body: Duration::from_secs(120),
+        },
+        retries: settings.retries.unwrap_or(2),
+        without_prefill: settings.without_prefill.unwrap_or_default(),
+        lease,
+        admin_key: settings.admin_api_key.clone().filter(|key| !key.is_empty()),
+        engine_key: settings.engine_api_key.clone().filter(|key| !key.is_empty()),
+        drain: Drain {
+            delay: Duration::from_secs(settings.drain_delay_s.unwrap_or(0)),
+            timeout: Duration::from_secs(settings.drain_timeout_s.unwrap_or(30)),
+        },
+    })
+}
+
+fn positive(
+    name: &'static str,
+    value: Option<u64>,
+    default: u64,
+    unit: fn(u64) -> Duration,
+) -> Result<Duration, ConfigError> {
+    match value.unwrap_or(default) {
+        0 => Err(wrong(name, "must be above 0")),
+        n => Ok(unit(n)),
+    }
+}
+
+fn at_least(
+    name: &'static str,
+    value: Option<usize>,
+    default: usize,
+    least: usize,
+) -> Result<usize, ConfigError> {
+    let value = value.unwrap_or(default);
+    if value < least { Err(wrong(name, format!("must be at least {least}"))) } else { Ok(value) }
+}
+
+fn listen(settings: &Settings) -> Result<Vec<SocketAddr>, ConfigError> {
+    if !settings.listen.is_empty() {
+        let mut all = Vec::new();
+        for text in &settings.listen {
+            let found = text
+                .to_socket_addrs()
+                .map_err(|e| wrong("listen", format!("'{text}': {e}; give addr:port")))?;
+            all.extend(found.take(1));
+        }
+        return Ok(all);
+    }
+    Ok(vec![match settings.port {
+        Some(port) => (Ipv4Addr::UNSPECIFIED, port).into(),
+        None => (Ipv4Addr::LOCALHOST, 8000).into(),
+    }])
+}
+
+fn fleet(settings: &Settings) -> Result<FleetSettings, ConfigError> {
+    let failures = settings.unhealthy_after.unwrap_or(3);
+    if failures == 0 {
+        return Err(wrong("unhealthy_after", "must be above 0"));
+    }
+    Ok(FleetSettings {
+        pool: PoolSettings {
+            connect_timeout: positive(
+                "connect_timeout_ms",
+                settings.connect_timeout_ms,
+                3000,
+                Duration::from_millis,
+            )?,
+            idle_timeout: positive("pool_idle_ms", settings.pool_idle_ms, 4000, Duration::from_millis)?,
+            ..PoolSettings::default()
+        },
+        health: HealthSettings {
+            interval: positive("probe_interval_ms", settings.probe_interval_ms, 2000, Duration::from_millis)?,
+            timeout: positive("probe_timeout_ms", settings.probe_timeout_ms, 2000, Duration::from_millis)?,
+            failures,
+            cool_down: Duration::from_millis(settings.cool_down_ms.unwrap_or(5000)),
+        },
+        max_in_flight: settings.max_in_flight.unwrap_or(0),
+        model: settings.model.clone().filter(|m| !m.is_empty()),
+        prefix_capacity: at_least("prefix_capacity", settings.prefix_capacity, 400_000, 1)?,
+        api_key: settings.engine_api_key.clone().filter(|key| !key.is_empty()),
+    })
+}
+
+fn lease(settings: &Settings) -> Result<Lease, ConfigError> {
+    let duration = Duration::from_secs(settings.kv_lease_s.unwrap_or(30));
+    let margin = Duration::from_secs(settings.kv_lease_margin_s.unwrap_or(10));
+    if margin >= duration {
+        return Err(wrong("kv_lease_margin_s", "must be below kv_lease_s, or no handle could ever be used"));
+    }
+    Ok(Lease { duration, margin })
+}
+
+fn instances(settings: &Settings) -> Result<Vec<InstanceSpec>, ConfigError> {
+    let mut all = Vec::new();
+    for (setting, role, addresses) in
+        [("prefill", Role::Prefill, &settings.prefill), ("decode", Role::Decode, &settings.decode)]
+    {
+        for text in addresses {
+            let address = parse_address(text).map_err(|problem| wrong(setting, problem))?;
+            all.push(InstanceSpec::new(role, address));
+        }
+    }
+    for table in &settings.instance {
+        all.push(instance(table)?);
+    }
+    Ok(all)
+}
+
+fn instance(table: &InstanceTable) -> Result<InstanceSpec, ConfigError> {
+    let role = match table.role.as_str() {
+        "prefill" => Role::Prefill,
+        "decode" => Role::Decode,
+        "both" => Role::Both,
+        other => return Err(wrong("instance.role", format!("'{other}' is none of prefill, decode, both"))),
+    };
+    if table.dp_size == 0 || table.tp_size == 0 {
+        return Err(wrong("instance", format!("{}: dp_size and tp_size must be above 0", table.address)));
+    }
+    Ok(InstanceSpec {
+        role,
+        address: parse_address(&table.address).map_err(|problem| wrong("instance.address", problem))?,
+        dp_size: table.dp_size,
+        tp_size: table.tp_size,
+        labels: table.labels.clone().into_iter().collect(),
+    })
+}
+
+fn session_keys(settings: &Settings) -> Result<Vec<SessionKey>, ConfigError> {
+    let default =
+        ["header:x-session-id", "field:session_id", "field:conversation_id", "field:user"].map(String::from);
+    let typed = if settings.session_key.is_empty() { &default[..] } else { &settings.session_key };
+    let parse = |text: &String| match text.split_once(':') {
+        Some(("header", name)) if http::HeaderName::from_bytes(name.as_bytes()).is_ok() => {
+            Ok(SessionKey::Header(name.to_owned()))
+        }
+        Some(("field", name)) if !name.is_empty() => Ok(SessionKey::Field(name.to_owned())),
+        _ => Err(wrong("session_key", format!("'{text}' is neither header:NAME nor field:NAME"))),
+    };
+    typed.iter().map(parse).collect()
+}
+
+fn policies(settings: &Settings) -> Result<Vec<PolicySource>, ConfigError> {
+    let dir = settings.policies_dir.clone().unwrap_or_else(|| PathBuf::from("policies"));
+    let mut sources = Vec::new();
+    for name in &settings.policy {
+        let path = policy_path(&dir, name)?;
+        let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+        sources.push(PolicySource { config: policy_config(settings, &stem)?, path });
+    }
+    let known = |name: &str| sources.iter().any(|s| s.path.file_stem().is_some_and(|stem| stem == name));
+    let flags = settings.policy_config_flags.iter().filter_map(|f| f.split_once('=')).map(|(name, _)| name);
+    if let Some(name) =
+        settings.policy_config.keys().map(String::as_str).chain(flags).find(|name| !known(name))
+    {
+        return Err(wrong(
+            "policy_config",
+            format!("there is no policy '{name}'; it must be given by --policy as well"),
+        ));
+    }
+    Ok(sources)
+}
+
+/// The file meant by `name`: a path if it looks like one, else a file in `dir`.
+fn policy_path(dir: &Path, name: &str) -> Result<PathBuf, ConfigError> {
+    let mut path = if name.contains('/') { PathBuf::from(name) } else { dir.join(name) };
+    if path.extension().is_none() {
+        path.set_extension("wasm");
+    }
+    if path.exists() {
+        return Ok(path);
+    }
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut found: Vec<String> = std::fs::read_dir(folder)
+        .map(|entries| entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect())
+        .unwrap_or_default();
+    found.retain(|file| Path::new(file).extension().is_some_and(|e| e == "wasm"));
+    found.sort();
+    let found = if found.is_empty() {
+        "no policies; `cargo xtask policies` builds them".into()
+    } else {
+        found.join(", ")
+    };
+    Err(wrong("policy", format!("{} does not exist; {} has {found}", path.display(), folder.display())))
+}
+
+fn policy_config(settings: &Settings, name: &str) -> Result<Option<String>, ConfigError> {
+    for flag in &settings.policy_config_flags {
+        let (policy, json) = flag
+            .split_once('=')
+            .ok_or_else(|| wrong("policy_config", format!("'{flag}' has no '='; give NAME={{\"key\":…}}")))?;
+        if policy == name {
+            serde_json::from_str::<&RawValue>(json)
+                .map_err(|e| wrong("policy_config", format!("{name}: not JSON: {e}")))?;
+            return Ok(Some(json.to_owned()));
+        }
+    }
+    let Some(table) = settings.policy_config.get(name) else { return Ok(None) };
+    let json = serde_json::to_string(table).map_err(|e| wrong("policy_config", format!("{name}: {e}")))?;
+    Ok(Some(json))
+}
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;

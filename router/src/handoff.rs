@@ -1,0 +1,9 @@
+//! What a KV handle allows. Prefill's answer names KV blocks that it keeps for decode; naming them
+//! wrongly kills or hangs a decode engine, and naming them late makes it read what has been written
+//! there since, which shows as wrong text under a 200.
+
+mod guard;
+mod handle;
+
+pub use guard::{Unsafe, check};
+pub use handle::Handle;

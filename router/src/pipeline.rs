@@ -1,0 +1,59 @@
+//! The way of a request. [`handle`] is the whole story; each step is a file.
+//!
+//! parse, then for each attempt: schedule(prefill), rewrite, prefill leg, schedule(decode), merge,
+//! decode leg; then the answer is streamed, and what became of the request is accounted for when the
+//! answer's body ends or is dropped.
+
+mod account;
+mod answer;
+mod attempt;
+mod decode;
+mod headers;
+mod parse;
+mod prefill;
+mod schedule;
+mod stream;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+
+pub use account::Account;
+pub use answer::AnswerBody;
+
+use self::attempt::{Attempt, Retries};
+use self::decode::Decoded;
+use self::prefill::Prefilled;
+use crate::app::App;
+use crate::error::Error;
+use crate::server::route::Endpoint;
+
+/// Serves one request to an engine endpoint.
+///
+/// # Errors
+/// [`Error`] if no engine's answer can be given to the client. Nothing has been sent to it then.
+pub async fn handle(
+    app: &App,
+    endpoint: &Endpoint,
+    request: Request<Incoming>,
+    account: &mut Account,
+) -> Result<Response<AnswerBody>, Error> {
+    let parsed = parse::parse(app, endpoint, request).await?;
+    let mut retries = Retries::new(app.config.retries);
+    loop {
+        let mut attempt = Attempt::new(app, &parsed, account);
+        let prefilled = if parsed.two_legs {
+            prefill::run(&mut attempt, &mut retries).await?
+        } else {
+            Prefilled::Skipped
+        };
+        let handle = match prefilled {
+            Prefilled::Handle(handle) => Some(handle),
+            Prefilled::Skipped => None,
+            Prefilled::Refused(answer) => return Ok(answer.for_client()),
+        };
+        match decode::run(&mut attempt, handle, &mut retries).await? {
+            Decoded::Answer(answer) => return Ok(answer.for_client()),
+            Decoded::TryAgain => {}
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! An engine's answer on its way to the client.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use edge_router_policy::Phase;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Response};
+use http_body::{Body, Frame, SizeHint};
+
+use super::account::Account;
+use super::headers;
+use super::stream::{BrokeOff, Stream};
+use crate::body::read::{ReadError, read_capped};
+use crate::body::scan::Object;
+use crate::body::sse::{self, Usage};
+use crate::error::Error;
+use crate::fleet::InFlight;
+use crate::upstream::ResponseBody;
+
+/// An answer that is read whole may be this long: logprobs of a long answer run to tens of megabytes.
+pub(super) const MAX_WHOLE: usize = 256 * 1024 * 1024;
+
+/// An answer that can be given to the client.
+pub(super) struct Answer {
+    head: http::response::Parts,
+    body: Source,
+}
+
+enum Source {
+    Whole(Bytes, Option<Usage>),
+    Stream(Box<Stream>),
+}
+
+impl Answer {
+    /// An answer that was read already.
+    pub(super) fn whole(head: http::response::Parts, body: Bytes) -> Self {
+        Self { head, body: Source::Whole(body, None) }
+    }
+
+    /// Takes in the answer to the leg that the client sees. Event streams, and whatever is not JSON, go
+    /// on as they come; JSON is read whole, since private fields must be taken out of it and a connection
+    /// that breaks meanwhile can still be made good.
+    pub(super) async fn receive(
+        response: Response<ResponseBody>,
+        in_flight: InFlight,
+        idle: Duration,
+    ) -> Result<Self, Error> {
+        let (head, body) = response.into_parts();
+        if content_type_is(&head.headers, "text/event-stream") {
+            return Ok(Self { head, body: Source::Stream(Box::new(Stream::events(body, in_flight, idle))) });
+        }
+        if !content_type_is(&head.headers, "application/json") {
+            return Ok(Self { head, body: Source::Stream(Box::new(Stream::raw(body, in_flight, idle))) });
+        }
+        let cut =
+            |source: Box<dyn std::error::Error + Send + Sync>| Error::Cut { phase: Phase::Decode, source };
+        let bytes = match read_capped(body, MAX_WHOLE).await {
+            Ok(bytes) => bytes,
+            Err(ReadError::Transport(e)) => return Err(cut(Box::new(e))),
+            Err(error @ ReadError::TooLarge { .. }) => return Err(cut(error.to_string().into())),
+        };
+        let (bytes, usage) = if head.status.is_success() { scrubbed(bytes) } else { (bytes, None) };
+        Ok(Self { head, body: Source::Whole(bytes, usage) })
+    }
+
+    pub(super) fn for_client(self) -> Response<AnswerBody> {
+        let mut headers = headers::for_client(self.head.headers);
+        let body = match self.body {
+            Source::Whole(bytes, usage) => {
+                headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+                AnswerBody { kind: Kind::Whole(Some(bytes), usage), account: None }
+            }
+            Source::Stream(stream) => {
+                if stream.may_change_length() {
+                    headers.remove(CONTENT_LENGTH);
+                }
+                AnswerBody { kind: Kind::Stream(stream), account: None }
+            }
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = self.head.status;
+        *response.headers_mut() = headers;
+        response
+    }
+}
+
+/// The body without private fields, and its usage. A body that is no object is passed on as it is.
+fn scrubbed(bytes: Bytes) -> (Bytes, Option<Usage>) {
+    let Ok(object) = Object::scan(bytes.clone()) else { return (bytes, None) };
+    let usage = Usage::of_object(&object);
+    let private = sse::PRIVATE_FIELDS.iter().any(|name| object.is_set(name));
+    (if private { sse::without_private_fields(&object) } else { bytes }, usage)
+}
+
+fn content_type_is(headers: &HeaderMap, essence: &str) -> bool {
+    headers
+        .get(CONTENT_TYPE)
+        .and_then(|v| v.to_str().ok())
+        .is_some_and(|value| value.split(';').next().unwrap_or("").trim().eq_ignore_ascii_case(essence))
+}
+
+/// The body of an answer. Dropping it before its end is how a client that leaves stops its engine.
+#[derive(Debug)]
+pub struct AnswerBody {
+    kind: Kind,
+    account: Option<Account>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Whole(Option<Bytes>, Option<Usage>),
+    Stream(Box<Stream>),
+}
+
+impl AnswerBody {
+    /// A body that the router wrote itself.
+    pub fn own(bytes: impl Into<Bytes>) -> Self {
+        Self { kind: Kind::Whole(Some(bytes.into()), None), account: None }
+    }
+
+    /// Ties `account` to the body: it is closed when the body is.
+    #[must_use]
+    pub fn accounted(self, mut account: Account) -> Self {
+        if let Kind::Whole(_, usage) = &self.kind {
+            account.first_byte();
+            account.finished(*usage);
+        }
+        Self { account: Some(account), ..self }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = BrokeOff;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokeOff>>> {
+        let this = &mut *self;
+        match &mut this.kind {
+            Kind::Whole(bytes, _) => {
+                Poll::Ready(bytes.take().filter(|b| !b.is_empty()).map(|b| Ok(Frame::data(b))))
+            }
+            Kind::Stream(stream) => {
+                stream.poll(cx, this.account.as_mut()).map(|f| f.map(|f| f.map(Frame::data)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.kind, Kind::Whole(bytes, _) if bytes.as_ref().is_none_or(Bytes::is_empty))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Whole(bytes, _) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
+            Kind::Stream(stream) => stream.size_hint(),
+        }
+    }
+}

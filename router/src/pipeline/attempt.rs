@@ -1,0 +1,100 @@
+//! One try at serving a request, and how many more there may be.
+
+use std::sync::Arc;
+
+use edge_router_policy::{Edit, InstanceId, Pair, Phase};
+use http::HeaderValue;
+
+use super::account::Account;
+use super::headers::{X_DATA_PARALLEL_RANK, X_REQUEST_ID};
+use super::parse::Parsed;
+use super::schedule::Scheduled;
+use crate::app::App;
+use crate::body::splice::{Segments, splice};
+use crate::body::sse::PRIVATE_FIELDS;
+use crate::policy::{CheckedLeg, RequestFacts};
+use crate::upstream::LegRequest;
+
+/// What one try knows.
+pub(super) struct Attempt<'a> {
+    pub(super) app: &'a App,
+    pub(super) parsed: &'a Parsed,
+    pub(super) account: &'a mut Account,
+    /// With an id of its own: engines remember ids for longer than a try lasts.
+    pub(super) facts: Arc<RequestFacts>,
+    pub(super) pair: Pair,
+    /// Chosen before prefill, for connectors that must tell prefill who will come.
+    pub(super) decode_ahead: Option<Scheduled>,
+}
+
+impl<'a> Attempt<'a> {
+    pub(super) fn new(app: &'a App, parsed: &'a Parsed, account: &'a mut Account) -> Self {
+        let show_blocks = app.chain.facts().prefix_blocks;
+        let id = account.next_engine_id();
+        let facts = Arc::new(RequestFacts::new(Arc::clone(&parsed.client), id, show_blocks));
+        Self { app, parsed, account, facts, pair: Pair::default(), decode_ahead: None }
+    }
+
+    /// The client's request as `leg` changes it, for the instance in `scheduled`.
+    pub(super) fn leg_request(&self, leg: &CheckedLeg, scheduled: &Scheduled) -> LegRequest {
+        let mut headers = self.parsed.headers.clone();
+        if let Ok(id) = HeaderValue::from_str(&self.facts.id) {
+            headers.insert(X_REQUEST_ID, id);
+        }
+        if let Some(rank) = scheduled.chosen.dp_rank {
+            headers.insert(X_DATA_PARALLEL_RANK, HeaderValue::from(rank));
+        }
+        headers.extend(leg.headers.iter().cloned());
+        LegRequest {
+            method: self.parsed.method.clone(),
+            uri: self.parsed.uri.clone(),
+            headers,
+            body: self.body(leg),
+        }
+    }
+
+    /// The client's values of the private fields go out first, so that only the policy's can be there.
+    fn body(&self, leg: &CheckedLeg) -> Segments {
+        if let Some(raw) = &self.parsed.raw {
+            return raw.clone().into();
+        }
+        let mut edits: Vec<Edit> = PRIVATE_FIELDS.map(|name| Edit::Remove(name.into())).into();
+        edits.extend(leg.edits.iter().cloned());
+        splice(&self.parsed.client.object, &edits)
+    }
+}
+
+/// What may still be tried, and what need not be tried again.
+#[derive(Debug)]
+pub(super) struct Retries {
+    left: u32,
+    pub(super) tried: Vec<InstanceId>,
+}
+
+impl Retries {
+    pub(super) fn new(left: u32) -> Self {
+        Self { left, tried: Vec::new() }
+    }
+
+    /// Takes note that `id` failed this request.
+    pub(super) fn failed(&mut self, id: InstanceId) {
+        self.tried.push(id);
+    }
+
+    /// Takes one more try of `phase`, if there is one left and an instance to try it on.
+    pub(super) fn take(&mut self, app: &App, phase: Phase) -> bool {
+        let untried =
+            app.fleet.snapshot().serving(phase).any(|i| i.is_available() && !self.tried.contains(&i.id()));
+        untried && self.take_any(app, phase)
+    }
+
+    /// Takes one more try, even on the same instances.
+    pub(super) fn take_any(&mut self, app: &App, phase: Phase) -> bool {
+        if self.left == 0 {
+            return false;
+        }
+        self.left -= 1;
+        app.metrics.request.retried(crate::error::phase_name(phase));
+        true
+    }
+}

@@ -1,0 +1,180 @@
+//! The decode leg: hands the KV cache over and gets the answer that the client will see.
+
+use edge_router_policy::{Edit, Phase};
+use http::{Response, StatusCode};
+
+use super::answer::Answer;
+use super::attempt::{Attempt, Retries};
+use super::schedule::{Scheduled, schedule};
+use crate::error::Error;
+use crate::handoff::{self, Handle};
+use crate::metrics::Fallback;
+use crate::policy::CheckedLeg;
+use crate::upstream::{ResponseBody, SendError};
+
+const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
+
+/// How the decode leg ended.
+pub(super) enum Decoded {
+    /// The client gets this.
+    Answer(Answer),
+    /// Nothing has been sent to the client; the request starts over.
+    TryAgain,
+}
+
+/// Runs the leg. The handle is sent once; to another instance only if the first can't have seen it.
+pub(super) async fn run(
+    attempt: &mut Attempt<'_>,
+    mut handle: Option<Handle>,
+    retries: &mut Retries,
+) -> Result<Decoded, Error> {
+    loop {
+        let mut scheduled = match attempt.decode_ahead.take() {
+            Some(chosen_before) => chosen_before,
+            None => choose(attempt, retries)?,
+        };
+        attempt.pair.decode = Some(scheduled.chosen.placement());
+        attempt.account.decode_at(&scheduled);
+        let leg = merge(attempt, handle.as_ref());
+        let carries_handle = leg.edits.iter().any(|e| sets_params(e).is_some());
+        let request = attempt.leg_request(&leg, &scheduled);
+        if let Some(handle) = handle.as_mut().filter(|_| carries_handle) {
+            handle.used();
+        }
+        let instance = scheduled.chosen.instance.clone();
+        let sent = instance.pool().send(&request, attempt.app.config.timeouts.decode_head).await;
+        match sent {
+            Err(error) if error.never_sent() => {
+                if let Some(handle) = handle.as_mut().filter(|_| carries_handle) {
+                    handle.not_used_after_all();
+                }
+                failed(attempt, &scheduled, retries, error, false)?;
+            }
+            Err(error) => {
+                failed(attempt, &scheduled, retries, error, true)?;
+                return Ok(Decoded::TryAgain);
+            }
+            Ok(response) => {
+                scheduled.in_flight.answered();
+                return answered(attempt, scheduled, retries, response, carries_handle).await;
+            }
+        }
+    }
+}
+
+/// A decode instance other than the one that ran prefill, if there is another.
+fn choose(attempt: &Attempt<'_>, retries: &Retries) -> Result<Scheduled, Error> {
+    let Some(prefill) = attempt.pair.prefill else { return schedule(attempt, Phase::Decode, &retries.tried) };
+    let mut others = retries.tried.clone();
+    others.push(prefill.instance);
+    schedule(attempt, Phase::Decode, &others).or_else(|_| schedule(attempt, Phase::Decode, &retries.tried))
+}
+
+/// How the leg differs from the client's request. What could harm the decode engine is left out.
+fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
+    let app = attempt.app;
+    if attempt.pair.prefill.is_none() {
+        return CheckedLeg::default();
+    }
+    if handle.is_some_and(|h| !h.is_in_time()) {
+        attempt.account.fell_back(Fallback::LateHandle, None);
+        return CheckedLeg::default();
+    }
+    if attempt.pair.prefill.map(|p| p.instance) == attempt.pair.decode.map(|p| p.instance) {
+        // It has the KV cache already.
+        return CheckedLeg::default();
+    }
+    let params = handle.and_then(Handle::params);
+    let decided = app.chain.merge_kv_params(&attempt.facts, attempt.pair, params, &app.fleet.snapshot());
+    let mut leg = decided.value;
+    let unsafe_params = leg.edits.iter().filter_map(sets_params).find_map(|p| handoff::check(p).err());
+    if let Some(danger) = unsafe_params {
+        attempt.account.unsafe_handle(&decided.by, &danger);
+        leg.edits.retain(|e| sets_params(e).is_none());
+    } else if params.is_none() && leg.edits.is_empty() && leg.headers.is_empty() {
+        attempt.account.fell_back(Fallback::NoHandle, None);
+    }
+    leg
+}
+
+fn sets_params(edit: &Edit) -> Option<&str> {
+    match edit {
+        Edit::Set { name, value } if name == KV_TRANSFER_PARAMS => Some(value),
+        _ => None,
+    }
+}
+
+/// The leg failed without an answer. `Ok` if the request may be tried again.
+fn failed(
+    attempt: &mut Attempt<'_>,
+    scheduled: &Scheduled,
+    retries: &mut Retries,
+    source: SendError,
+    may_have_run: bool,
+) -> Result<(), Error> {
+    let instance = &scheduled.chosen.instance;
+    instance.health().request_failed();
+    retries.failed(instance.id());
+    // An engine that is silent for so long may still be at it; a second one would not be faster.
+    let give_up = may_have_run && source.is_timeout();
+    let error = Error::Leg { phase: Phase::Decode, source };
+    attempt.account.leg_failed(&error);
+    if !give_up && retries.take(attempt.app, Phase::Decode) { Ok(()) } else { Err(error) }
+}
+
+/// The engine has answered, one way or another.
+async fn answered(
+    attempt: &mut Attempt<'_>,
+    scheduled: Scheduled,
+    retries: &mut Retries,
+    response: Response<ResponseBody>,
+    carried_handle: bool,
+) -> Result<Decoded, Error> {
+    let (instance, status) = (scheduled.chosen.instance.clone(), response.status());
+    if may_start_over(attempt, retries, &scheduled, status, carried_handle) {
+        attempt.account.leg_failed(&Error::Refused { phase: Phase::Decode, status });
+        return Ok(Decoded::TryAgain);
+    }
+    if !status.is_server_error() {
+        instance.health().request_succeeded();
+    }
+    let idle = attempt.app.config.timeouts.stream_idle;
+    match Answer::receive(response, scheduled.in_flight, idle).await {
+        Ok(answer) => Ok(Decoded::Answer(answer)),
+        Err(error) => {
+            instance.health().request_failed();
+            retries.failed(instance.id());
+            attempt.account.leg_failed(&error);
+            if retries.take(attempt.app, Phase::Decode) { Ok(Decoded::TryAgain) } else { Err(error) }
+        }
+    }
+}
+
+/// Whether this status is worth a fresh try. A 500 to a leg with a handle most likely says that the KV
+/// cache could not be fetched, which is no fault of the decode instance: the next try runs prefill
+/// elsewhere, or goes without.
+fn may_start_over(
+    attempt: &Attempt<'_>,
+    retries: &mut Retries,
+    scheduled: &Scheduled,
+    status: StatusCode,
+    carried_handle: bool,
+) -> bool {
+    let instance = &scheduled.chosen.instance;
+    match (status, attempt.pair.prefill) {
+        (StatusCode::SERVICE_UNAVAILABLE, _) => {
+            retries.failed(instance.id());
+            retries.take(attempt.app, Phase::Decode)
+        }
+        (StatusCode::INTERNAL_SERVER_ERROR, Some(prefill)) if carried_handle => {
+            retries.failed(prefill.instance);
+            retries.take_any(attempt.app, Phase::Decode)
+        }
+        (status, _) if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
+            instance.health().request_failed();
+            retries.failed(instance.id());
+            retries.take(attempt.app, Phase::Decode)
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,143 @@
+//! The prefill leg: computes the prompt's KV cache on one instance and brings back its handle.
+
+use bytes::Bytes;
+use edge_router_policy::{Handoff, Phase};
+use http::{Response, StatusCode};
+use tokio::time::Instant;
+
+use super::answer::{Answer, MAX_WHOLE};
+use super::attempt::{Attempt, Retries};
+use super::schedule::{Scheduled, schedule};
+use crate::body::read::{ReadError, read_capped};
+use crate::body::scan::Object;
+use crate::config::WithoutPrefill;
+use crate::error::{Error, Unavailable};
+use crate::handoff::Handle;
+use crate::metrics::Fallback;
+use crate::upstream::ResponseBody;
+
+/// How the prefill leg ended.
+pub(super) enum Prefilled {
+    /// Decode can fetch the KV cache, if there is anything to hand over.
+    Handle(Handle),
+    /// Decode computes the prompt itself.
+    Skipped,
+    /// The engine refused the request; the client gets its answer.
+    Refused(Answer),
+}
+
+/// Runs the leg, on other instances if one fails.
+pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Result<Prefilled, Error> {
+    if !has_pair(attempt) {
+        return Ok(Prefilled::Skipped);
+    }
+    loop {
+        let scheduled = match schedule(attempt, Phase::Prefill, &retries.tried) {
+            Ok(scheduled) => scheduled,
+            Err(error) => return without(attempt, Fallback::NoPrefill, error),
+        };
+        attempt.pair.prefill = Some(scheduled.chosen.placement());
+        if attempt.app.chain.handoff() == Handoff::SerialPaired && attempt.decode_ahead.is_none() {
+            let decode = schedule(attempt, Phase::Decode, &retries.tried)?;
+            attempt.pair.decode = Some(decode.chosen.placement());
+            attempt.decode_ahead = Some(decode);
+        }
+        let (id, started) = (scheduled.chosen.instance.id(), Instant::now());
+        let error = match leg(attempt, scheduled).await {
+            Ok(LegEnd::Answered(answer)) => {
+                attempt.app.metrics.request.prefilled(started.elapsed());
+                attempt.account.prefill_done(started.elapsed());
+                return Ok(handle(attempt, answer));
+            }
+            Ok(LegEnd::Refused(answer)) => return Ok(Prefilled::Refused(answer)),
+            Ok(LegEnd::Overloaded) => {
+                Error::NoInstance { phase: Phase::Prefill, why: Unavailable::Saturated }
+            }
+            Err(error) => error,
+        };
+        retries.failed(id);
+        attempt.account.leg_failed(&error);
+        if !retries.take(attempt.app, Phase::Prefill) {
+            return without(attempt, Fallback::PrefillFailed, error);
+        }
+    }
+}
+
+/// Whether there are two different instances to run the two legs on. A fleet of engines that only do
+/// both is no disaggregated one.
+fn has_pair(attempt: &Attempt<'_>) -> bool {
+    let snapshot = attempt.app.fleet.snapshot();
+    let mut prefill = snapshot.serving(Phase::Prefill);
+    prefill.any(|p| snapshot.serving(Phase::Decode).any(|d| d.id() != p.id()))
+}
+
+enum LegEnd {
+    Answered(Object),
+    Refused(Answer),
+    /// 503: the engine is well, but takes nothing more at the moment.
+    Overloaded,
+}
+
+/// Sends the leg to the instance and reads its answer.
+async fn leg(attempt: &mut Attempt<'_>, scheduled: Scheduled) -> Result<LegEnd, Error> {
+    let app = attempt.app;
+    attempt.account.prefill_at(&scheduled);
+    let leg = app.chain.rewrite_prefill(&attempt.facts, attempt.pair, &app.fleet.snapshot()).value;
+    let request = attempt.leg_request(&leg, &scheduled);
+    let instance = &scheduled.chosen.instance;
+    let response = instance.pool().send(&request, app.config.timeouts.prefill).await.map_err(|source| {
+        instance.health().request_failed();
+        Error::Leg { phase: Phase::Prefill, source }
+    })?;
+    let status = response.status();
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        return Ok(LegEnd::Overloaded);
+    }
+    if status.is_server_error() {
+        instance.health().request_failed();
+        return Err(Error::Refused { phase: Phase::Prefill, status });
+    }
+    let (head, body) = whole(response).await.inspect_err(|_| {
+        instance.health().request_failed();
+    })?;
+    instance.health().request_succeeded();
+    if !status.is_success() {
+        return Ok(LegEnd::Refused(Answer::whole(head, body)));
+    }
+    let object = Object::scan(body).map_err(|e| Error::Cut { phase: Phase::Prefill, source: Box::new(e) })?;
+    Ok(LegEnd::Answered(object))
+}
+
+async fn whole(response: Response<ResponseBody>) -> Result<(http::response::Parts, Bytes), Error> {
+    let (head, body) = response.into_parts();
+    let cut = |source: Box<dyn std::error::Error + Send + Sync>| Error::Cut { phase: Phase::Prefill, source };
+    match read_capped(body, MAX_WHOLE).await {
+        Ok(bytes) => Ok((head, bytes)),
+        Err(ReadError::Transport(e)) => Err(cut(Box::new(e))),
+        Err(error @ ReadError::TooLarge { .. }) => Err(cut(error.to_string().into())),
+    }
+}
+
+/// What prefill hands over. Without KV transfer params there may still be something to fetch, for
+/// connectors that find it by the prompt; the policy knows.
+fn handle(attempt: &Attempt<'_>, answer: Object) -> Prefilled {
+    let params = answer.get("kv_transfer_params").filter(|p| *p != "null").map(str::to_owned);
+    attempt.facts.set_prefill_answer(answer);
+    match params {
+        Some(params) => {
+            let metrics = attempt.app.metrics.clone();
+            Prefilled::Handle(Handle::new(params.into(), attempt.app.config.lease, metrics))
+        }
+        None => Prefilled::Skipped,
+    }
+}
+
+/// Goes on without a prefill leg, or gives up.
+fn without(attempt: &mut Attempt<'_>, fallback: Fallback, error: Error) -> Result<Prefilled, Error> {
+    if attempt.app.config.without_prefill == WithoutPrefill::Reject {
+        return Err(error);
+    }
+    attempt.account.fell_back(fallback, Some(&error));
+    attempt.pair.prefill = None;
+    Ok(Prefilled::Skipped)
+}

@@ -1,0 +1,60 @@
+//! Asks the policies for an instance.
+
+use std::sync::Arc;
+
+use edge_router_policy::{InstanceId, Phase};
+
+use super::attempt::Attempt;
+use crate::error::{Error, Unavailable};
+use crate::fleet::{InFlight, Prefix, Snapshot};
+use crate::policy::Chosen;
+
+/// An instance, counted as busy with this request for as long as this exists.
+#[derive(Debug)]
+pub(super) struct Scheduled {
+    pub(super) chosen: Chosen,
+    pub(super) in_flight: InFlight,
+    /// The policy that chose it.
+    pub(super) by: Arc<str>,
+}
+
+/// Chooses an instance for `phase` that is not among `tried`.
+pub(super) fn schedule(
+    attempt: &Attempt<'_>,
+    phase: Phase,
+    tried: &[InstanceId],
+) -> Result<Scheduled, Error> {
+    let app = attempt.app;
+    let client = &attempt.parsed.client;
+    let snapshot = app.fleet.snapshot();
+    let prefix = app.chain.facts().cached_tokens.then(|| Prefix {
+        index: app.fleet.prefixes(),
+        blocks: client.blocks(),
+        block_tokens: client.block_tokens,
+    });
+    let choice = snapshot.choice(phase, tried, prefix);
+    if choice.is_empty() {
+        return Err(Error::NoInstance { phase, why: why(&snapshot, phase, tried) });
+    }
+    let decided = app.chain.schedule(phase, &attempt.facts, &choice, &snapshot);
+    let Some(decided) = decided else { return Err(Error::NoInstance { phase, why: Unavailable::None }) };
+    let instance = Arc::clone(&decided.value.instance);
+    if prefix.is_some() {
+        app.fleet.prefixes().insert(client.blocks(), instance.id());
+    }
+    let in_flight = InFlight::new(instance, client.prompt_tokens());
+    Ok(Scheduled { chosen: decided.value, in_flight, by: decided.by })
+}
+
+fn why(snapshot: &Snapshot, phase: Phase, tried: &[InstanceId]) -> Unavailable {
+    let mut serving = snapshot.serving(phase).peekable();
+    if serving.peek().is_none() {
+        Unavailable::None
+    } else if snapshot.serving(phase).any(|i| i.is_available() && tried.contains(&i.id())) {
+        Unavailable::Tried
+    } else if serving.any(|i| i.is_saturated()) {
+        Unavailable::Saturated
+    } else {
+        Unavailable::Unhealthy
+    }
+}

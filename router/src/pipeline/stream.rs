@@ -1,0 +1,154 @@
+//! Passes the frames of an answer on as they come.
+//!
+//! Nothing is read from the engine that the client has not made room for: a slow reader slows its
+//! engine down, and costs the router one frame.
+
+use std::future::Future as _;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body as _, SizeHint};
+use thiserror::Error;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::account::Account;
+use crate::body::sse::EventFilter;
+use crate::fleet::InFlight;
+use crate::upstream::ResponseBody;
+
+/// Sent to the client of an event stream that breaks off. No `[DONE]` follows, and the connection is
+/// closed without a proper end: whoever looks at one of the three knows that something is missing.
+const LAST_WORDS: &str = "data: {\"error\":{\"message\":\"the engine's answer broke off\",\"type\":\"engine_error\",\"param\":null,\"code\":\"engine_answer_cut\"}}\n\n";
+
+/// The server needs a moment to write the last words before it learns that the body has failed.
+const PARTING: Duration = Duration::from_millis(20);
+
+/// Why a body ended before its end.
+#[derive(Debug, Error)]
+pub enum BrokeOff {
+    /// The engine's connection.
+    #[error("the engine's connection broke")]
+    Engine(#[source] hyper::Error),
+    /// The engine was silent for too long.
+    #[error("the engine was silent for {0:?}")]
+    Silent(Duration),
+}
+
+/// An answer that is passed on.
+#[derive(Debug)]
+pub(super) struct Stream {
+    state: State,
+    filter: Option<EventFilter>,
+    idle: Duration,
+    alarm: Pin<Box<Sleep>>,
+    /// Frames since the alarm was set.
+    frames: u32,
+    /// Counts the request as in flight until the stream is gone.
+    _in_flight: InFlight,
+}
+
+#[derive(Debug)]
+enum State {
+    Flowing(ResponseBody),
+    /// The last words have been said.
+    Parting(Option<BrokeOff>),
+    Ended,
+}
+
+impl Stream {
+    /// An event stream.
+    pub(super) fn events(body: ResponseBody, in_flight: InFlight, idle: Duration) -> Self {
+        Self { filter: Some(EventFilter::default()), ..Self::raw(body, in_flight, idle) }
+    }
+
+    /// Something else.
+    pub(super) fn raw(body: ResponseBody, in_flight: InFlight, idle: Duration) -> Self {
+        let alarm = Box::pin(sleep(idle));
+        Self { state: State::Flowing(body), filter: None, idle, alarm, frames: 0, _in_flight: in_flight }
+    }
+
+    pub(super) fn may_change_length(&self) -> bool {
+        self.filter.is_some()
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        match &self.state {
+            State::Flowing(body) if self.filter.is_none() => body.size_hint(),
+            _ => SizeHint::default(),
+        }
+    }
+
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        account: Option<&mut Account>,
+    ) -> Poll<Option<Result<Bytes, BrokeOff>>> {
+        let mut account = account;
+        loop {
+            let body = match &mut self.state {
+                State::Flowing(body) => body,
+                State::Parting(error) => {
+                    std::task::ready!(self.alarm.as_mut().poll(cx));
+                    let error = error.take();
+                    self.state = State::Ended;
+                    return Poll::Ready(error.map(Err));
+                }
+                State::Ended => return Poll::Ready(None),
+            };
+            match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    let Ok(data) = frame.into_data() else { continue };
+                    self.frames = self.frames.wrapping_add(1);
+                    if let Some(account) = account.as_deref_mut() {
+                        account.first_byte();
+                    }
+                    let data = match &mut self.filter {
+                        Some(filter) => filter.push(data),
+                        None => data,
+                    };
+                    if !data.is_empty() {
+                        return Poll::Ready(Some(Ok(data)));
+                    }
+                }
+                Poll::Ready(None) => return Poll::Ready(self.end(account).map(Ok)),
+                Poll::Ready(Some(Err(error))) => return self.break_off(BrokeOff::Engine(error), account),
+                Poll::Pending => {
+                    std::task::ready!(self.alarm.as_mut().poll(cx));
+                    if std::mem::take(&mut self.frames) == 0 {
+                        return self.break_off(BrokeOff::Silent(self.idle), account);
+                    }
+                    self.alarm.as_mut().reset(Instant::now() + self.idle);
+                }
+            }
+        }
+    }
+
+    /// The engine has said all; what the filter still holds goes out.
+    fn end(&mut self, account: Option<&mut Account>) -> Option<Bytes> {
+        self.state = State::Ended;
+        let rest = self.filter.as_mut().map(EventFilter::finish);
+        if let Some(account) = account {
+            account.finished(self.filter.as_ref().and_then(EventFilter::usage));
+        }
+        rest.filter(|rest| !rest.is_empty())
+    }
+
+    fn break_off(
+        &mut self,
+        error: BrokeOff,
+        account: Option<&mut Account>,
+    ) -> Poll<Option<Result<Bytes, BrokeOff>>> {
+        if let Some(account) = account {
+            account.broke_off(matches!(error, BrokeOff::Silent(_)), &error);
+        }
+        if self.filter.is_none() {
+            self.state = State::Ended;
+            return Poll::Ready(Some(Err(error)));
+        }
+        self.alarm.as_mut().reset(Instant::now() + PARTING);
+        self.state = State::Parting(Some(error));
+        Poll::Ready(Some(Ok(Bytes::from_static(LAST_WORDS.as_bytes()))))
+    }
+}

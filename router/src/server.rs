@@ -1,0 +1,9 @@
+//! The side that faces clients: listening, connections, and which path leads where.
+
+mod admin;
+mod dispatch;
+pub mod listen;
+pub mod route;
+mod status;
+
+pub use dispatch::dispatch;

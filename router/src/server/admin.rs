@@ -1,0 +1,129 @@
+//! The admin API: instances join, leave and are drained. Its `add` is the demo proxy's, body, header
+//! and all.
+
+use edge_router_policy::Role;
+use http::{HeaderMap, Request};
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use subtle::ConstantTimeEq as _;
+
+use super::route::AdminCall;
+use super::status;
+use crate::app::App;
+use crate::body::read::read_capped;
+use crate::error::ClientError;
+use crate::fleet::{FleetError, InstanceSpec, parse_address};
+
+const MAX_BODY: usize = 64 * 1024;
+
+/// `{"type": "prefill", "instance": "host:port"}`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    /// `prefill`, `decode` or `both`; may be left out except when adding.
+    #[serde(rename = "type")]
+    role: Option<String>,
+    /// `host:port`.
+    instance: String,
+}
+
+pub(super) async fn call(
+    app: &App,
+    call: AdminCall,
+    request: Request<Incoming>,
+) -> Result<Value, ClientError> {
+    authorize(app.config.admin_key.as_deref(), request.headers())?;
+    if call == AdminCall::List {
+        return Ok(json!({ "instances": status::instances(&app.fleet.snapshot()) }));
+    }
+    let body = read_capped(request.into_body(), MAX_BODY).await.map_err(|_| ClientError::Incomplete)?;
+    let named: Named = serde_json::from_slice(&body).map_err(|e| {
+        ClientError::Invalid(format!(
+            "{e}; give {{\"type\": \"prefill\" or \"decode\", \"instance\": \"host:port\"}}"
+        ))
+    })?;
+    let address = parse_address(&named.instance).map_err(ClientError::Invalid)?;
+    let role = named.role.as_deref().map(role).transpose()?;
+    match call {
+        AdminCall::Add => add(app, role, &address),
+        AdminCall::Remove => remove(app, role, &address),
+        AdminCall::Drain => drain(app, &address, true),
+        AdminCall::Resume | AdminCall::List => drain(app, &address, false),
+    }
+}
+
+/// The key is compared in constant time: how long it takes says nothing of how much was right.
+fn authorize(key: Option<&str>, headers: &HeaderMap) -> Result<(), ClientError> {
+    let Some(key) = key else {
+        return Err(ClientError::Forbidden("the admin API is off; start the router with ADMIN_API_KEY set"));
+    };
+    let given = headers.get("x-api-key").map(http::HeaderValue::as_bytes).unwrap_or_default();
+    if bool::from(given.ct_eq(key.as_bytes())) {
+        Ok(())
+    } else {
+        Err(ClientError::Forbidden("header x-api-key is missing or wrong"))
+    }
+}
+
+fn role(text: &str) -> Result<Role, ClientError> {
+    match text {
+        "prefill" => Ok(Role::Prefill),
+        "decode" => Ok(Role::Decode),
+        "both" => Ok(Role::Both),
+        other => Err(ClientError::Invalid(format!("type '{other}' is none of prefill, decode, both"))),
+    }
+}
+
+fn add(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientError> {
+    let role = role.ok_or_else(|| ClientError::Invalid("type is missing: prefill, decode or both".into()))?;
+    let spec = InstanceSpec::new(role, address.to_owned());
+    match app.fleet.add(spec) {
+        Ok(_) => {
+            tracing::info!(instance = address, ?role, "instance added");
+            let kind = crate::metrics::role_name(role);
+            Ok(json!({ "message": format!("Added {address} to {kind} instances.") }))
+        }
+        Err(error) => Err(ClientError::Invalid(error.to_string())),
+    }
+}
+
+fn remove(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientError> {
+    app.fleet.remove(address, role).map_err(|e| unknown(&e))?;
+    tracing::info!(instance = address, "instance removed");
+    Ok(json!({ "message": format!("Removed {address}.") }))
+}
+
+fn drain(app: &App, address: &str, draining: bool) -> Result<Value, ClientError> {
+    let snapshot = app.fleet.snapshot();
+    let instance = snapshot.instances.iter().find(|i| i.address() == address);
+    let instance = instance.ok_or_else(|| unknown(&FleetError::Unknown(address.to_owned())))?;
+    instance.set_draining(draining);
+    let what = if draining { "Nothing new is sent to" } else { "Requests are sent again to" };
+    Ok(json!({ "message": format!("{what} {address}."), "in_flight": instance.load().in_flight() }))
+}
+
+fn unknown(error: &FleetError) -> ClientError {
+    ClientError::Unknown(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_whole_key_opens() {
+        let with = |key: &'static str| {
+            HeaderMap::from_iter([(
+                http::HeaderName::from_static("x-api-key"),
+                http::HeaderValue::from_static(key),
+            )])
+        };
+        assert!(authorize(Some("secret"), &with("secret")).is_ok());
+        for wrong in ["", "secre", "secret2", "SECRET"] {
+            assert!(authorize(Some("secret"), &with(wrong)).is_err(), "{wrong}");
+        }
+        assert!(authorize(Some("secret"), &HeaderMap::new()).is_err());
+        assert!(authorize(None, &with("")).is_err());
+    }
+}

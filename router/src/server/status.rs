@@ -1,0 +1,55 @@
+//! `GET /status`: what there is and how it is. The first four keys are the demo proxy's.
+
+use edge_router_policy::Phase;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::fleet::{Instance, Snapshot};
+use crate::metrics::role_name;
+
+pub(super) fn status(app: &App) -> Value {
+    let snapshot = app.fleet.snapshot();
+    let nodes = |phase| -> Vec<&str> { snapshot.serving(phase).map(|i| i.address()).collect() };
+    let (prefill, decode) = (nodes(Phase::Prefill), nodes(Phase::Decode));
+    let ready = app.ready();
+    json!({
+        "prefill_node_count": prefill.len(),
+        "decode_node_count": decode.len(),
+        "prefill_nodes": prefill,
+        "decode_nodes": decode,
+        "ready": ready.is_ok(),
+        "not_ready_because": ready.err(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "instances": instances(&snapshot),
+        "policies": app.chain.slots().iter().map(|slot| json!(slot.status())).collect::<Vec<_>>(),
+        "prefix_index_blocks": app.fleet.prefixes().len(),
+    })
+}
+
+/// All instances with their figures.
+pub(super) fn instances(snapshot: &Snapshot) -> Vec<Value> {
+    snapshot.instances.iter().map(|i| instance(i)).collect()
+}
+
+fn instance(instance: &Instance) -> Value {
+    let load = instance.load();
+    let kv_usage = load.kv_usage();
+    let served = match instance.health().state() {
+        crate::fleet::HealthState::WrongModel(models) => Some(models),
+        _ => None,
+    };
+    json!({
+        "id": instance.id(),
+        "address": instance.address(),
+        "role": role_name(instance.spec().role),
+        "state": instance.health().state().name(),
+        "serves_instead": served,
+        "draining": instance.is_draining(),
+        "in_flight": load.in_flight(),
+        "queued_tokens": load.queued_tokens(),
+        "running": load.running(),
+        "waiting": load.waiting(),
+        "kv_usage": (kv_usage >= 0.0).then_some(kv_usage),
+        "failures": instance.health().failures(),
+    })
+}
