@@ -121,18 +121,20 @@ impl Engine {
     }
 
     /// Kills the process: connections close, the port refuses, until [`Engine::restart`].
-    pub fn kill(&self) {
-        *lock(&self.process) = None;
+    pub async fn kill(&self) {
+        let process = lock(&self.process).take();
+        if let Some(process) = process {
+            process.kill().await;
+        }
     }
 
     /// Starts a new process on the same port, with a new engine id and empty caches; kills the old one first.
     ///
     /// # Errors
     /// If the port cannot be listened on again.
-    pub fn restart(&self) -> io::Result<()> {
-        let mut process = lock(&self.process);
-        *process = None;
-        *process = Some(self.machine.boot()?);
+    pub async fn restart(&self) -> io::Result<()> {
+        self.kill().await;
+        *lock(&self.process) = Some(self.machine.boot()?);
         Ok(())
     }
 

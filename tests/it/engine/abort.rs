@@ -73,7 +73,7 @@ async fn a_read_that_has_begun_goes_on() -> Result<()> {
     let fleet = Fleet::start(1, 1).await?;
     let (from, decode) = (&fleet.prefill[0], &fleet.decode[0]);
     let body = handed(&story(1), &prefill(from, &story(1)).await?);
-    from.fault(Fault::slow_read(Duration::from_millis(300)));
+    from.fault(Fault::slow_read(Duration::from_secs(1)));
     let request = ask(decode, &body);
     tokio::select! {
         _ = request => panic!("answered"),

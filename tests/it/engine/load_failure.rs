@@ -45,7 +45,7 @@ async fn dies(fleet: &Fleet, body: &Value) -> Result<()> {
     })
     .await?;
     assert!(client.get("/health").await.is_err(), "the port refuses");
-    decode.restart()?;
+    decode.restart().await?;
     assert_eq!(client.get("/health").await?.status, 200);
     Ok(())
 }
@@ -62,9 +62,9 @@ async fn another_engine_at_that_address() -> Result<()> {
 async fn a_peer_that_is_dead_or_was_restarted() -> Result<()> {
     let fleet = Fleet::start_with(1, 1, hasty).await?;
     let params = prefill(&fleet.prefill[0], &story(1)).await?;
-    fleet.prefill[0].kill();
+    fleet.prefill[0].kill().await;
     fails(&fleet, &params).await?;
-    fleet.prefill[0].restart()?;
+    fleet.prefill[0].restart().await?;
     fails(&fleet, &params).await?;
     let params = prefill(&fleet.prefill[0], &story(2)).await?;
     assert_eq!(text(&fleet.decode[0], &handed(&story(2), &params)).await?, right(&fleet, &story(2)).await?);
@@ -77,7 +77,7 @@ async fn a_known_peer_fails_at_once() -> Result<()> {
     let params = prefill(&fleet.prefill[0], &story(2)).await?;
     text(&fleet.decode[0], &handed(&story(2), &params)).await?;
     let params = prefill(&fleet.prefill[0], &story(1)).await?;
-    fleet.prefill[0].kill();
+    fleet.prefill[0].kill().await;
     fails(&fleet, &params).await
 }
 
@@ -104,7 +104,7 @@ async fn decode_may_recompute_instead() -> Result<()> {
     let recompute = |engine: EngineBuilder| hasty(engine).on_load_failure(LoadFailurePolicy::Recompute);
     let fleet = Fleet::start_with(1, 1, recompute).await?;
     let params = prefill(&fleet.prefill[0], &story(1)).await?;
-    fleet.prefill[0].kill();
+    fleet.prefill[0].kill().await;
     assert_eq!(text(&fleet.decode[0], &handed(&story(1), &params)).await?, right(&fleet, &story(1)).await?);
     assert_eq!((fleet.decode[0].counters().failed_loads, fleet.decode[0].counters().local_prefills), (1, 1));
     Ok(())
@@ -117,7 +117,7 @@ async fn streams_fail_as_recorded() -> Result<()> {
     let fleet = Fleet::start_with(1, 1, hasty).await?;
     // Enough blocks for the chat too, whose template makes it longer.
     let params = prefill(&fleet.prefill[0], &format!("{} {}", story(1), story(2))).await?;
-    fleet.prefill[0].kill();
+    fleet.prefill[0].kill().await;
     for (path, recorded) in [(CHAT, chat), (COMPLETIONS, completions)] {
         let body = json!({
             "prompt": story(1), "messages": [{ "role": "user", "content": story(1) }], "max_tokens": 3,

@@ -117,11 +117,11 @@ async fn a_killed_engine_refuses_and_comes_back_at_the_same_port() -> Result<()>
     let endless = json!({ "prompt": "on and on", "max_tokens": 30_000, "stream": true });
     let mut stream = client.stream(COMPLETIONS, &endless).await?;
     stream.next_event().await?;
-    engine.kill();
+    engine.kill().await;
     let broken = async { while stream.next_event().await.is_ok_and(|event| event.is_some()) {} };
     timeout(PATIENCE, broken).await?;
     assert!(client.get("/health").await.is_err());
-    engine.restart()?;
+    engine.restart().await?;
     assert_eq!(client.get("/health").await?.status, 200);
     eventually("the stream is over", || engine.requests()[0].aborted()).await
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -253,7 +254,10 @@ impl Drop for Unread {
     fn drop(&mut self) {
         if let Some(remote) = self.remote.take() {
             let rank = Arc::clone(&self.rank);
-            tokio::spawn(async move { notify(&rank, &remote).await });
+            // At the end of a test there may be no runtime any more.
+            if let Ok(runtime) = Handle::try_current() {
+                runtime.spawn(async move { notify(&rank, &remote).await });
+            }
         }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Machine {
 /// A running engine. Dropping it kills it: ports stop answering, connections close, all state is gone.
 pub(crate) struct Process {
     pub(crate) ranks: Arc<[Arc<Rank>]>,
-    _server: JoinSet<()>,
+    tasks: JoinSet<()>,
 }
 
 impl Machine {
@@ -59,15 +59,17 @@ impl Machine {
     pub(crate) fn boot(&self) -> io::Result<Process> {
         let engine_id = random_uuid();
         let death = watch::Sender::new(false);
-        let mut parts = JoinSet::new();
+        let mut tasks = JoinSet::new();
         let mut ranks = Vec::new();
         for (index, side_port) in self.side_ports.iter().enumerate() {
             let id =
                 if self.side_ports.len() > 1 { format!("{engine_id}_dp{index}") } else { engine_id.clone() };
             let place = (index, id, side_port.address().port());
             let rank = Rank::new(Arc::clone(&self.config), Arc::clone(&self.faults), place, death.clone());
-            ranks.push(Arc::new(rank));
-            parts.spawn(side_channel::serve(side_port.listen()?, Arc::clone(&ranks[index])));
+            let rank = Arc::new(rank);
+            let serve = side_channel::serve(side_port.listen()?, Arc::clone(&rank));
+            tasks.spawn(until_death(serve, Arc::clone(&rank)));
+            ranks.push(rank);
         }
         let ranks: Arc<[Arc<Rank>]> = ranks.into();
         let service = Service {
@@ -78,20 +80,32 @@ impl Machine {
             ranks: Arc::clone(&ranks),
             dead: death.subscribe(),
         };
-        parts.spawn(server::serve(self.port.listen()?, Arc::new(service)));
-        let throes = self.config.death_throes();
-        let mut server = JoinSet::new();
-        server.spawn(async move {
-            // Owning the parts, this task takes them along: at the core's death, or when the process is dropped.
-            let _parts = parts;
-            let _ = death.subscribe().wait_for(|dead| *dead).await;
-            sleep(throes).await;
-        });
-        Ok(Process { ranks, _server: server })
+        if let Some(rank) = ranks.first() {
+            let serve = server::serve(self.port.listen()?, Arc::new(service));
+            tasks.spawn(until_death(serve, Arc::clone(rank)));
+        }
+        Ok(Process { ranks, tasks })
+    }
+}
+
+/// Serves until the core is dead and the rest of the process has followed.
+async fn until_death(serve: impl Future<Output = ()>, rank: Arc<Rank>) {
+    let death = async {
+        rank.dead().await;
+        sleep(rank.config.death_throes()).await;
+    };
+    tokio::select! {
+        () = serve => {}
+        () = death => {}
     }
 }
 
 impl Process {
+    /// Stops; on return nobody listens any more.
+    pub(crate) async fn kill(mut self) {
+        self.tasks.shutdown().await;
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.ranks.iter().map(|rank| rank.core().counters).fold(Counters::default(), |sum, next| sum + next)
     }
