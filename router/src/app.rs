@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use crate::config::{Config, WithoutPrefill};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, HealthState};
 use crate::metrics::Metrics;
 use crate::policy::Chain;
 
@@ -80,14 +80,17 @@ impl App {
         if !snapshot.can_serve(Phase::Decode) {
             return Err("no decode instance is healthy");
         }
-        let has_prefill = snapshot.serving(Phase::Prefill).next().is_some();
-        if has_prefill
-            && !snapshot.can_serve(Phase::Prefill)
-            && self.config.without_prefill == WithoutPrefill::Reject
-        {
+        let mut prefill = snapshot.serving(Phase::Prefill).peekable();
+        if prefill.peek().is_none() || snapshot.can_serve(Phase::Prefill) {
+            return Ok(());
+        }
+        if self.config.without_prefill == WithoutPrefill::Reject {
             return Err("no prefill instance is healthy");
         }
-        Ok(())
+        // Right after the start, decode alone could serve; but it would be given the prompts of a whole
+        // fleet because prefill's first probe is a moment late.
+        let starting = prefill.any(|i| i.health().state() == HealthState::Starting);
+        if starting { Err("waiting for the first prefill instance") } else { Ok(()) }
     }
 }
 

@@ -91,6 +91,17 @@ pub fn serves(role: Role, phase: Phase) -> bool {
     )
 }
 
+/// As logs, metrics and `/status` name a role.
+pub fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Encode => "encode",
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Both => "both",
+        Role::Render => "render",
+    }
+}
+
 /// The instances, and the only place where they join and leave.
 #[derive(Debug)]
 pub struct Fleet {

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use prometheus_client::registry::Registry;
 
-pub(crate) use fleet::role_name;
 pub use policy::PolicyMetrics;
 pub use request::{Fallback, RequestMetrics};
 

@@ -11,6 +11,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+/// An engine that has never answered is given this many times as many failures: it takes minutes to
+/// load a model, and probes of a starting instance are frequent.
+const STARTING_PATIENCE: u32 = 8;
+
 /// Probing and the limits of health.
 #[derive(Debug, Clone, Copy)]
 pub struct HealthSettings {
@@ -150,10 +154,10 @@ impl Health {
             return false;
         }
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if inner.state == HealthState::Starting {
+        if inner.state == HealthState::Starting && failures < self.settings.failures * STARTING_PATIENCE {
             return false;
         }
-        let news = inner.state == HealthState::Healthy;
+        let news = matches!(inner.state, HealthState::Healthy | HealthState::Starting);
         inner.state = HealthState::Unhealthy;
         if let Some(pause) = cool_down {
             inner.out_until = Some(Instant::now() + pause);
@@ -199,6 +203,15 @@ mod tests {
         assert!(health.probe_succeeded());
         assert!(health.is_healthy());
         assert_eq!(health.failures(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_never_answers_is_given_up_in_the_end() {
+        let health = Health::new(HealthSettings::default());
+        let news: Vec<_> = (0..30).map(|_| health.probe_failed()).collect();
+        assert_eq!(news.iter().position(|n| *n), Some(23));
+        assert_eq!(news.iter().filter(|n| **n).count(), 1);
+        assert!(health.probe_succeeded());
     }
 
     #[tokio::test(start_paused = true)]

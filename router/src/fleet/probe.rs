@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::instance::Instance;
-use super::{Fleet, scrape};
+use super::{Fleet, role_name, scrape};
 use crate::body::read::read_capped;
 use crate::upstream::LegRequest;
 
@@ -62,17 +62,18 @@ async fn probe(fleet: &Fleet, instance: &Arc<Instance>) {
 }
 
 fn announce(fleet: &Fleet, instance: &Instance) {
-    let (state, address, role) = (instance.health.state(), instance.address(), instance.spec().role);
+    let (state, address) = (instance.health.state(), instance.address());
+    let role = role_name(instance.spec().role);
     match &state {
         super::HealthState::WrongModel(served) => tracing::warn!(
             instance = address,
-            ?role,
+            role,
             wanted = fleet.settings.model,
             ?served,
             "instance does not serve the model given by --model; nothing is sent to it"
         ),
-        super::HealthState::Healthy => tracing::info!(instance = address, ?role, "instance is healthy"),
-        _ => tracing::warn!(instance = address, ?role, state = state.name(), "instance can't be used"),
+        super::HealthState::Healthy => tracing::info!(instance = address, role, "instance is healthy"),
+        _ => tracing::warn!(instance = address, role, state = state.name(), "instance can't be used"),
     }
     fleet.availability_changed();
 }

@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, Weak};
 
-use edge_router_policy::Role;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use crate::fleet::{Fleet, Instance};
+use crate::fleet::{Fleet, Instance, role_name};
 
 /// Reads the fleet.
 #[derive(Debug)]
@@ -17,17 +16,6 @@ pub(super) struct FleetCollector(Weak<Fleet>);
 impl FleetCollector {
     pub(super) fn new(fleet: &Arc<Fleet>) -> Self {
         Self(Arc::downgrade(fleet))
-    }
-}
-
-/// As metrics and `/status` name a role.
-pub(crate) fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Encode => "encode",
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-        Role::Both => "both",
-        Role::Render => "render",
     }
 }
 

@@ -16,6 +16,7 @@ use crate::body::sse::Usage;
 use crate::error::{Error, chain};
 use crate::handoff::Unsafe;
 use crate::metrics::{Fallback, Metrics};
+use crate::server::route::Endpoint;
 use crate::telemetry::Sometimes;
 
 /// A client's id of this length or less is echoed; a longer one would be copied into every log line.
@@ -31,6 +32,8 @@ pub struct Account {
     metrics: Arc<Metrics>,
     outcomes: Option<mpsc::Sender<Outcome>>,
     endpoint: &'static str,
+    /// Whether its answer is made of tokens.
+    generates: bool,
     started: Instant,
     id: String,
     client_id: Option<HeaderValue>,
@@ -67,12 +70,13 @@ impl Stop {
 
 impl Account {
     /// Opens the account of a request that has just arrived.
-    pub fn open(app: &App, endpoint: &'static str, headers: &HeaderMap) -> Self {
+    pub fn open(app: &App, endpoint: &Endpoint, headers: &HeaderMap) -> Self {
         let sane = |v: &&HeaderValue| !v.is_empty() && v.len() <= MAX_CLIENT_ID && v.to_str().is_ok();
         Self {
             metrics: Arc::clone(&app.metrics),
             outcomes: app.chain.facts().outcomes.then(|| app.outcomes.clone()),
-            endpoint,
+            endpoint: endpoint.name(),
+            generates: endpoint.generates(),
             started: Instant::now(),
             id: app.new_id(),
             client_id: headers.get(X_REQUEST_ID).filter(sane).cloned(),
@@ -147,7 +151,9 @@ impl Account {
     pub(super) fn first_byte(&mut self) {
         if self.ttft.is_none() {
             let ttft = self.started.elapsed();
-            self.metrics.request.first_token(ttft);
+            if self.generates {
+                self.metrics.request.first_token(ttft);
+            }
             self.ttft = Some(ttft);
         }
     }

@@ -13,7 +13,7 @@ use super::status;
 use crate::app::App;
 use crate::body::read::read_capped;
 use crate::error::ClientError;
-use crate::fleet::{FleetError, InstanceSpec, parse_address};
+use crate::fleet::{FleetError, InstanceSpec, parse_address, role_name};
 
 const MAX_BODY: usize = 64 * 1024;
 
@@ -80,9 +80,9 @@ fn add(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientErro
     let spec = InstanceSpec::new(role, address.to_owned());
     match app.fleet.add(spec) {
         Ok(_) => {
-            tracing::info!(instance = address, ?role, "instance added");
-            let kind = crate::metrics::role_name(role);
-            Ok(json!({ "message": format!("Added {address} to {kind} instances.") }))
+            let role = role_name(role);
+            tracing::info!(instance = address, role, "instance added");
+            Ok(json!({ "message": format!("Added {address} to {role} instances.") }))
         }
         Err(error) => Err(ClientError::Invalid(error.to_string())),
     }

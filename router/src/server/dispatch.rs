@@ -31,7 +31,7 @@ pub async fn dispatch(app: Arc<App>, request: Request<Incoming>) -> Result<Respo
 }
 
 async fn engine(app: &Arc<App>, endpoint: &Endpoint, request: Request<Incoming>) -> Response<AnswerBody> {
-    let mut account = Account::open(app, endpoint.name(), request.headers());
+    let mut account = Account::open(app, endpoint, request.headers());
     let id = account.answer_id();
     let result = if app.is_draining() {
         Err(Error::ShuttingDown)

@@ -51,7 +51,9 @@ pub struct Endpoint {
 enum Kind {
     /// Prefill, then decode.
     TwoLegs,
-    /// One engine that decodes; a JSON body.
+    /// One engine that decodes and answers with tokens; a JSON body.
+    OneLeg,
+    /// One engine, which answers with something else; a JSON body.
     OneEngine,
     /// One engine; any body or none.
     Any,
@@ -73,6 +75,11 @@ impl Endpoint {
         self.kind != Kind::Any
     }
 
+    /// Whether its answer is made of tokens.
+    pub fn generates(&self) -> bool {
+        matches!(self.kind, Kind::TwoLegs | Kind::OneLeg)
+    }
+
     /// Whether it can run on two legs.
     pub fn two_legs(&self) -> bool {
         self.kind == Kind::TwoLegs
@@ -86,18 +93,18 @@ const GET: &[Method] = &[Method::GET, Method::HEAD];
 const ENDPOINTS: &[(&str, &[Method], Kind)] = &[
     ("/v1/chat/completions", POST, Kind::TwoLegs),
     ("/v1/completions", POST, Kind::TwoLegs),
-    ("/v1/messages", POST, Kind::OneEngine),
+    ("/v1/messages", POST, Kind::OneLeg),
     ("/v1/messages/count_tokens", POST, Kind::OneEngine),
-    ("/v1/responses", POST, Kind::OneEngine),
-    ("/cohere/v2/chat", POST, Kind::OneEngine),
-    ("/v1/chat/completions/batch", POST, Kind::OneEngine),
+    ("/v1/responses", POST, Kind::OneLeg),
+    ("/cohere/v2/chat", POST, Kind::OneLeg),
+    ("/v1/chat/completions/batch", POST, Kind::OneLeg),
     ("/v1/chat/completions/render", POST, Kind::OneEngine),
     ("/v1/completions/render", POST, Kind::OneEngine),
     ("/v1/messages/render", POST, Kind::OneEngine),
     ("/v1/responses/render", POST, Kind::OneEngine),
     ("/v1/chat/completions/derender", POST, Kind::OneEngine),
     ("/v1/completions/derender", POST, Kind::OneEngine),
-    ("/inference/v1/generate", POST, Kind::OneEngine),
+    ("/inference/v1/generate", POST, Kind::OneLeg),
     ("/tokenize", POST, Kind::OneEngine),
     ("/detokenize", POST, Kind::OneEngine),
     ("/v1/embeddings", POST, Kind::OneEngine),

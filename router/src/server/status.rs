@@ -4,8 +4,7 @@ use edge_router_policy::Phase;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::fleet::{Instance, Snapshot};
-use crate::metrics::role_name;
+use crate::fleet::{HealthState, Instance, Snapshot, role_name};
 
 pub(super) fn status(app: &App) -> Value {
     let snapshot = app.fleet.snapshot();
@@ -35,7 +34,7 @@ fn instance(instance: &Instance) -> Value {
     let load = instance.load();
     let kv_usage = load.kv_usage();
     let served = match instance.health().state() {
-        crate::fleet::HealthState::WrongModel(models) => Some(models),
+        HealthState::WrongModel(models) => Some(models),
         _ => None,
     };
     json!({
