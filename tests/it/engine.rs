@@ -1,6 +1,7 @@
 //! The simulated engine itself: handoffs that go right and wrong, faults, and the manners of its server.
 
 mod abort;
+mod answers;
 mod faults;
 mod handoff;
 mod load_failure;

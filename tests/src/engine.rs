@@ -138,6 +138,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether its core has died by itself, of a request that no engine survives. A restart cures it.
+    pub fn died(&self) -> bool {
+        self.look(Process::died)
+    }
+
     /// Handoffs that nobody has read yet and whose lease still runs.
     pub fn pinned(&self) -> usize {
         self.look(Process::pinned)

@@ -97,7 +97,8 @@ impl Fleet {
     /// Waits until nothing runs, and nothing is held that should not be.
     ///
     /// # Errors
-    /// If that does not come to be, or if a lease ran out, a handoff was read too late, or strict mode objects.
+    /// If that does not come to be, or if an engine died, a lease ran out, a handoff was read too late, or strict
+    /// mode objects.
     pub async fn quiescent(&self) -> Result<()> {
         let idle = |engine: &Engine| {
             let held = engine.total_blocks() - engine.free_blocks();
@@ -107,6 +108,11 @@ impl Fleet {
         let holds = || self.engines().all(idle) && pinned() == self.expected.pinned;
         let waited = eventually("no engine runs, waits, or holds blocks", holds).await;
         ensure!(waited.is_ok(), "engines are not quiescent:\n{}", self.describe());
+        ensure!(
+            !self.engines().any(Engine::died),
+            "an engine died of what it was sent:\n{}",
+            self.describe()
+        );
         let expired: u64 = self.engines().map(|engine| engine.counters().kv_expired).sum();
         ensure!(expired == self.expected.expired, "{expired} leases ran out:\n{}", self.describe());
         let late: u64 = self.engines().map(|engine| engine.counters().notifications_after_expiry).sum();

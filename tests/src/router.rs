@@ -99,7 +99,15 @@ impl Router {
     /// # Errors
     /// If there is none in time.
     pub async fn wait_for_log(&self, part: &str) -> Result<String> {
-        self.log.wait_for(part).await
+        self.log.wait_for(part, 1).await
+    }
+
+    /// Waits until `count` lines of the log contain `part`, and returns the last of them: for what happens again.
+    ///
+    /// # Errors
+    /// If there are not so many in time.
+    pub async fn wait_for_log_times(&self, part: &str, count: usize) -> Result<String> {
+        self.log.wait_for(part, count).await
     }
 
     /// A directory of its own, with the configuration file in it; deleted with the router.

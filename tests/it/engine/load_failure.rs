@@ -45,6 +45,7 @@ async fn dies(fleet: &Fleet, body: &Value) -> Result<()> {
     })
     .await?;
     assert!(client.get("/health").await.is_err(), "the port refuses");
+    assert!(decode.died());
     decode.restart().await?;
     assert_eq!(client.get("/health").await?.status, 200);
     Ok(())

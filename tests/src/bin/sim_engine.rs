@@ -1,6 +1,6 @@
 //! `sim-engine`: a simulated vLLM engine on a port of its own, to try a router by hand.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -15,7 +15,7 @@ struct Args {
     /// What the engine is for.
     #[arg(long, value_enum)]
     role: Role,
-    /// Loopback address to listen on; port 0 takes any free port.
+    /// Where to listen: 127.0.0.1, and a port; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
     /// Name of the served model.
@@ -67,7 +67,7 @@ async fn main() -> anyhow::Result<()> {
 }
 
 fn builder(args: &Args) -> anyhow::Result<EngineBuilder> {
-    ensure!(args.listen.ip().is_loopback(), "{} is not a loopback address", args.listen);
+    ensure!(args.listen.ip() == Ipv4Addr::LOCALHOST, "{} is not at 127.0.0.1", args.listen);
     let builder = match args.role {
         Role::Prefill => Engine::prefill(),
         Role::Decode => Engine::decode(),

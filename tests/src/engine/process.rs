@@ -106,6 +106,10 @@ impl Process {
         self.tasks.shutdown().await;
     }
 
+    pub(crate) fn died(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.is_dead())
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.ranks.iter().map(|rank| rank.core().counters).fold(Counters::default(), |sum, next| sum + next)
     }

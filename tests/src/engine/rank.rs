@@ -96,6 +96,10 @@ impl Rank {
         self.death.send_replace(true);
     }
 
+    pub(crate) fn is_dead(&self) -> bool {
+        *self.death.borrow()
+    }
+
     /// Resolves when the engine core is dead.
     pub(crate) async fn dead(&self) {
         // The sender lives as long as `self`, so this only ends by a death.

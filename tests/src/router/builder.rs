@@ -91,7 +91,7 @@ impl RouterBuilder {
         pipes.extend(child.stderr.take().map(|pipe| Box::new(pipe) as _));
         pipes.extend(child.stdout.take().map(|pipe| Box::new(pipe) as _));
         let log = Log::follow(pipes);
-        let address = address_in(&log.wait_for("listening on ").await?)?;
+        let address = address_in(&log.wait_for("listening on ", 1).await?)?;
         let client = Client::new(&address);
         let mut router = Router { child, pid, address, client, log, files };
         if self.wait {
@@ -109,7 +109,16 @@ impl RouterBuilder {
             std::fs::write(&path, toml)?;
             command.arg("--config").arg(path);
         }
-        command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
+        // The settings of whoever runs the tests are none of theirs.
+        for (name, _) in
+            env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"EDGE_ROUTER_"))
+        {
+            command.env_remove(name);
+        }
+        command
+            .env("NO_COLOR", "1")
+            .args(&self.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         command.spawn().with_context(|| format!("cannot run {}", binary.display()))
     }

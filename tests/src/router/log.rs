@@ -41,18 +41,16 @@ impl Log {
         lock(&self.lines).clone()
     }
 
-    /// The first line that contains `part`, waiting for it if need be.
-    pub(super) async fn wait_for(&self, part: &str) -> Result<String> {
+    /// Line number `nth`, from 1, of those that contain `part`, waiting for it if need be.
+    pub(super) async fn wait_for(&self, part: &str, nth: usize) -> Result<String> {
         let mut grown = self.grown.clone();
         let search = async {
             loop {
                 grown.borrow_and_update();
-                if let Some(line) = lock(&self.lines).iter().find(|line| line.contains(part)) {
-                    return Some(line.clone());
-                }
-                // All pipes have ended: no line will come any more.
-                if grown.changed().await.is_err() {
-                    return lock(&self.lines).iter().find(|line| line.contains(part)).cloned();
+                let found = self.find(part, nth);
+                // When all pipes have ended, no line will come any more.
+                if found.is_some() || grown.changed().await.is_err() {
+                    return found.or_else(|| self.find(part, nth));
                 }
             }
         };
@@ -61,6 +59,12 @@ impl Log {
             Some(line) => Ok(line),
             None => bail!("the process ended without {part:?} in its log:\n{}", self.lines().join("\n")),
         }
+    }
+}
+
+impl Log {
+    fn find(&self, part: &str, nth: usize) -> Option<String> {
+        lock(&self.lines).iter().filter(|line| line.contains(part)).nth(nth.saturating_sub(1)).cloned()
     }
 }
 
@@ -74,12 +78,12 @@ mod tests {
         let (mut write, read) = tokio::io::duplex(64);
         let log = Log::follow(vec![Box::new(read)]);
         write.write_all(b"first\n").await.unwrap();
-        assert_eq!(log.wait_for("fir").await.unwrap(), "first");
-        let (found, ()) = tokio::join!(log.wait_for("second"), async {
+        assert_eq!(log.wait_for("fir", 1).await.unwrap(), "first");
+        let (found, ()) = tokio::join!(log.wait_for("s", 2), async {
             write.write_all(b"the second\n").await.unwrap();
         });
         assert_eq!(found.unwrap(), "the second");
         drop(write);
-        assert!(log.wait_for("third").await.is_err());
+        assert!(log.wait_for("third", 1).await.is_err());
     }
 }
