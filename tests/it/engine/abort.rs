@@ -69,6 +69,27 @@ async fn a_waiting_handoff_is_given_back() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_killed_decode_gives_nothing_back() -> Result<()> {
+    let mut fleet = Fleet::start_with(1, 1, |engine| slow(engine).max_running(1)).await?;
+    let decode = &fleet.decode[0];
+    let endless = json!({ "prompt": "busy", "max_tokens": 30_000, "stream": true });
+    let mut first = Client::new(&decode.address()).stream(COMPLETIONS, &endless).await?;
+    first.next_event().await?;
+    let body = handed(&story(1), &prefill(&fleet.prefill[0], &story(1)).await?);
+    let kill = async {
+        eventually("it waits", || decode.waiting() == 1).await?;
+        decode.kill().await;
+        anyhow::Ok(())
+    };
+    let (answer, killed) = tokio::join!(ask(decode, &body), kill);
+    killed?;
+    assert!(answer.is_err(), "the connection breaks");
+    fleet.expect_pinned(1);
+    fleet.assert_quiescent().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_read_that_has_begun_goes_on() -> Result<()> {
     let fleet = Fleet::start(1, 1).await?;
     let (from, decode) = (&fleet.prefill[0], &fleet.decode[0]);

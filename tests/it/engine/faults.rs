@@ -8,6 +8,7 @@ use edge_router_tests::engine::{End, Engine, Fault};
 use edge_router_tests::patience::eventually;
 use edge_router_tests::sse::{Event, EventBuffer};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{CHAT, COMPLETIONS, completion, cut_down};
 
@@ -142,9 +143,11 @@ async fn bytes_arrive_in_any_pieces() -> Result<()> {
 #[tokio::test]
 async fn frames_are_slow() -> Result<()> {
     let (_engine, client) = broken(Fault::slow_frames(Duration::from_millis(5))).await?;
+    let start = Instant::now();
     let events = client.stream(COMPLETIONS, &streamed()).await?.events().await?;
-    assert!(events.windows(2).all(|pair| pair[1].at - pair[0].at > Duration::ZERO));
-    assert!(events[8].at - events[0].at >= Duration::from_millis(5 * 7));
+    for (number, arrival) in (1..).zip(&events) {
+        assert!(arrival.at - start >= number * Duration::from_millis(5));
+    }
     Ok(())
 }
 
@@ -207,7 +210,7 @@ async fn prefill_says_odd_things_about_its_blocks() -> Result<()> {
 #[tokio::test]
 async fn answers_are_late() -> Result<()> {
     let (_engine, client) = broken(Fault::delay(Duration::from_millis(60))).await?;
-    let start = tokio::time::Instant::now();
+    let start = Instant::now();
     client.post_json(COMPLETIONS, &completion("hi")).await?.ok()?;
     assert!(start.elapsed() >= Duration::from_millis(60));
     Ok(())

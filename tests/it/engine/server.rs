@@ -22,7 +22,7 @@ fn slow() -> EngineBuilder {
 
 #[tokio::test]
 async fn an_idle_connection_is_closed_after_a_request() -> Result<()> {
-    let engine = Engine::both().keep_alive(Duration::from_millis(50)).start().await?;
+    let engine = Engine::both().keep_alive(Duration::from_millis(500)).start().await?;
     let mut connection = Client::new(&engine.address()).connect().await?;
     for _ in 0..2 {
         let request = Request::get("/health").header("host", "engine").body(Full::<Bytes>::default())?;

@@ -70,7 +70,8 @@ impl BlockPool {
 
     /// Gives blocks back; what they hold can still be found by its hash.
     pub(crate) fn release(&mut self, ids: &[BlockId]) {
-        for id in self.drop_user(ids) {
+        // The end of a prompt first, so that its beginning, which more prompts share, is kept longest.
+        for id in self.drop_user(ids).into_iter().rev() {
             match self.blocks[id as usize].hash {
                 Some(_) => self.free.push_front(id),
                 None => self.free.push_back(id),

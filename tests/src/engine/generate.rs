@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -17,7 +16,7 @@ use super::rejection::Rejection;
 use super::sampling::Sampling;
 use super::sequence::Sequence;
 use super::tokenizer::detokenize;
-use super::transfer::{notify, with_heartbeats};
+use super::transfer::{Unread, notify, with_heartbeats};
 
 /// What happens to a choice of the answer.
 #[derive(Debug)]
@@ -155,7 +154,7 @@ impl Task {
     }
 
     async fn fetch(&self, remote: &Remote) -> Result<Sequence, Rejection> {
-        let unread = Unread { rank: Arc::clone(&self.rank), remote: Some(remote.clone()) };
+        let unread = Unread::new(&self.rank, remote);
         let mut sequence = with_heartbeats(&self.rank, remote, self.admit()).await;
         unread.disarm();
         if sequence.needs_more_than(remote) {
@@ -235,29 +234,5 @@ impl Task {
             Outcome::KvParams { value } => value.as_object().is_none_or(serde_json::Map::is_empty),
             _ => false,
         })
-    }
-}
-
-/// A handoff that is not yet being read: giving it up frees it at prefill.
-struct Unread {
-    rank: Arc<Rank>,
-    remote: Option<Remote>,
-}
-
-impl Unread {
-    fn disarm(mut self) {
-        self.remote = None;
-    }
-}
-
-impl Drop for Unread {
-    fn drop(&mut self) {
-        if let Some(remote) = self.remote.take() {
-            let rank = Arc::clone(&self.rank);
-            // At the end of a test there may be no runtime any more.
-            if let Ok(runtime) = Handle::try_current() {
-                runtime.spawn(async move { notify(&rank, &remote).await });
-            }
-        }
     }
 }

@@ -99,9 +99,8 @@ fn admit(rank: &Rank) -> Result<(), Rejection> {
 /// An engine that refuses a request lets go of the prefill that the request names.
 async fn release(service: &Service, body: &Bytes) {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
-    if let (Handoff::Fetch(remote), Some(rank)) =
-        (Handoff::of(body.get("kv_transfer_params")), service.ranks.first())
-    {
+    let handoff = Handoff::of(body.get("kv_transfer_params"));
+    if let (Handoff::Fetch(remote), Some(rank)) = (handoff, service.ranks.first()) {
         notify(rank, &remote).await;
     }
 }

@@ -103,6 +103,7 @@ async fn until_death(serve: impl Future<Output = ()>, rank: Arc<Rank>) {
 impl Process {
     /// Stops; on return nobody listens any more.
     pub(crate) async fn kill(mut self) {
+        self.ranks.iter().for_each(|rank| rank.silence());
         self.tasks.shutdown().await;
     }
 

@@ -1,6 +1,7 @@
 //! One DP rank of a running engine: its block pool, its queue, its leases.
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::{Notify, watch};
@@ -24,6 +25,7 @@ pub(crate) struct Rank {
     core: Mutex<Core>,
     changed: Notify,
     death: watch::Sender<bool>,
+    killed: AtomicBool,
 }
 
 /// What the rank's lock guards.
@@ -72,6 +74,7 @@ impl Rank {
             core: Mutex::new(core),
             changed: Notify::new(),
             death,
+            killed: AtomicBool::new(false),
         }
     }
 
@@ -94,6 +97,15 @@ impl Rank {
     /// The engine core dies, as on a failed assertion; the process follows shortly.
     pub(crate) fn die(&self) {
         self.death.send_replace(true);
+    }
+
+    /// The process is killed: whatever of it is still scheduled tells its peers nothing any more.
+    pub(crate) fn silence(&self) {
+        self.killed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_silent(&self) -> bool {
+        self.is_dead() || self.killed.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_dead(&self) -> bool {

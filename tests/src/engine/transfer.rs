@@ -1,7 +1,9 @@
 //! Decode's side of a handoff: fetch a peer's blocks, keep its lease alive meanwhile, tell it when done.
 
 use std::future::pending;
+use std::sync::Arc;
 
+use tokio::runtime::Handle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::handoff::Remote;
@@ -27,7 +29,7 @@ pub(crate) async fn fetch(rank: &Rank, remote: &Remote, blocks: &[u32]) -> Resul
         blocks: blocks.to_vec(),
     };
     let peer = (host.clone(), port, engine_id.clone());
-    match ask(host, port, &read, rank.config.handshake_timeout()).await {
+    match ask(host, port, &read).await {
         Ok(Reply::Blocks(content)) => {
             rank.core().known_peers.insert(peer);
             Ok(content)
@@ -42,11 +44,15 @@ pub(crate) async fn fetch(rank: &Rank, remote: &Remote, blocks: &[u32]) -> Resul
     }
 }
 
-/// Tells prefill that its blocks are not needed any more. A lost notification costs the lease, nothing else.
+/// Tells prefill that its blocks are not needed any more, unless this engine is past telling anybody anything. A
+/// lost notification costs the lease, nothing else.
 pub(crate) async fn notify(rank: &Rank, remote: &Remote) {
+    if rank.is_silent() {
+        return;
+    }
     if let (Some(host), Some(port), Some(request_id)) = (&remote.host, remote.port, &remote.request_id) {
         let notify = Ask::Notify { request_id: request_id.clone() };
-        drop(ask(host, port, &notify, rank.config.handshake_timeout()).await);
+        drop(ask(host, port, &notify).await);
     }
 }
 
@@ -71,6 +77,33 @@ async fn beat(rank: &Rank, remote: &Remote) {
     loop {
         ticks.tick().await;
         let heartbeat = Ask::Heartbeat { request_id: request_id.clone() };
-        drop(ask(host, port, &heartbeat, rank.config.heartbeat()).await);
+        drop(ask(host, port, &heartbeat).await);
+    }
+}
+
+/// A handoff that is not yet being read: giving it up frees it at prefill.
+pub(crate) struct Unread {
+    rank: Arc<Rank>,
+    remote: Option<Remote>,
+}
+
+impl Unread {
+    pub(crate) fn new(rank: &Arc<Rank>, remote: &Remote) -> Self {
+        Self { rank: Arc::clone(rank), remote: Some(remote.clone()) }
+    }
+
+    /// The read begins.
+    pub(crate) fn disarm(mut self) {
+        self.remote = None;
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        // At the end of a test there may be no runtime any more.
+        if let (Some(remote), Ok(runtime)) = (self.remote.take(), Handle::try_current()) {
+            let rank = Arc::clone(&self.rank);
+            runtime.spawn(async move { notify(&rank, &remote).await });
+        }
     }
 }
