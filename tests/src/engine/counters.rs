@@ -33,6 +33,8 @@ pub struct Counters {
     pub finished_stop: u64,
     /// Sequences ended by their token limit.
     pub finished_length: u64,
+    /// Sequences ended by an error of the engine.
+    pub finished_error: u64,
     /// Sequences given up before their end, because the client went.
     pub aborted: u64,
     /// Blocks wanted by running sequences when none was free.
@@ -60,6 +62,7 @@ impl std::ops::Add for Counters {
             generation_tokens: self.generation_tokens + other.generation_tokens,
             finished_stop: self.finished_stop + other.finished_stop,
             finished_length: self.finished_length + other.finished_length,
+            finished_error: self.finished_error + other.finished_error,
             aborted: self.aborted + other.aborted,
             preemptions: self.preemptions + other.preemptions,
             admission_rejections: self.admission_rejections + other.admission_rejections,

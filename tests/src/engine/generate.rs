@@ -14,7 +14,7 @@ use super::handoff::{Handoff, KvParams, Remote};
 use super::rank::Rank;
 use super::rejection::Rejection;
 use super::sampling::Sampling;
-use super::sequence::Sequence;
+use super::sequence::{End, Sequence};
 use super::tokenizer::detokenize;
 use super::transfer::{Unread, notify, with_heartbeats};
 
@@ -110,27 +110,29 @@ impl Task {
         let mut sequence = self.prefill().await?;
         sequence.seed(self.seed);
         let mut text = String::new();
-        for generated in 1.. {
-            if self
-                .outcomes
-                .iter()
-                .any(|o| matches!(o, Outcome::ErrorAfter { tokens } if *tokens < generated))
-            {
+        let mut generated = 0;
+        loop {
+            if self.fails_after(generated) {
+                sequence.end(End::Error);
                 return Err(Rejection::internal());
             }
-            let id = self.sampling.token(sequence.draw(), generated - 1);
+            let id = self.sampling.token(sequence.draw(), generated);
             sequence.push(id, self.rank.config.token_delay).await;
+            generated += 1;
             let before = text.len();
             text.push_str(&detokenize(&[id]));
             let finish = self.finish(&mut sequence, id, generated, &mut text);
             let finished = finish.is_some();
             let piece = text.get(before.min(text.len())..).unwrap_or_default().to_owned();
-            let _ = events.send((choice, Event::Token { id, text: piece, finish }));
+            let event = (choice, Event::Token { id, text: piece, finish });
             if finished {
-                break;
+                // Whoever has read the answer finds the blocks free.
+                drop(sequence);
+                let _ = events.send(event);
+                return Ok(());
             }
+            let _ = events.send(event);
         }
-        Ok(())
     }
 
     /// Gets the prompt's KV cache into blocks of this engine, the way that the handoff says.
@@ -176,7 +178,10 @@ impl Task {
         match (loaded, self.rank.config.load_failure) {
             (Ok(()), _) => {}
             (Err(_), LoadFailurePolicy::Recompute) => sequence.compute().await,
-            (Err(_), LoadFailurePolicy::Fail) => return Err(Rejection::internal()),
+            (Err(_), LoadFailurePolicy::Fail) => {
+                sequence.end(End::Error);
+                return Err(Rejection::internal());
+            }
         }
         Ok(sequence)
     }
@@ -206,7 +211,7 @@ impl Task {
         if let Some(len) = stop.as_ref().and_then(|stop| stop.text_len) {
             text.truncate(len);
         }
-        sequence.finish(reason == Some("stop"));
+        sequence.end(if reason == Some("stop") { End::Stop } else { End::Length });
         let cached_tokens = match &self.handoff {
             Handoff::Fetch(remote) => remote.prefill_cached_tokens.unwrap_or(self.prompt.len()),
             _ => sequence.cached_tokens(),
@@ -218,6 +223,12 @@ impl Task {
             kv_transfer_params: pins.then(|| sequence.pin(self.request_id.clone())),
             cached_tokens,
         })
+    }
+
+    fn fails_after(&self, generated: usize) -> bool {
+        let fails =
+            |outcome: &Outcome| matches!(outcome, Outcome::ErrorAfter { tokens } if *tokens <= generated);
+        self.outcomes.iter().any(fails)
     }
 
     /// The reason of a fault that ends the sequence here.

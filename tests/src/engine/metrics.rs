@@ -62,6 +62,7 @@ impl Text {
         for (reason, ended) in [
             ("stop", counters.finished_stop),
             ("length", counters.finished_length),
+            ("error", counters.finished_error),
             // Real engines do not count aborts here either.
             ("abort", 0),
         ] {

@@ -64,9 +64,9 @@ impl Machine {
         for (index, side_port) in self.side_ports.iter().enumerate() {
             let id =
                 if self.side_ports.len() > 1 { format!("{engine_id}_dp{index}") } else { engine_id.clone() };
-            let place = (index, id, side_port.address().port());
-            let rank = Rank::new(Arc::clone(&self.config), Arc::clone(&self.faults), place, death.clone());
-            let rank = Arc::new(rank);
+            let (config, faults) = (Arc::clone(&self.config), Arc::clone(&self.faults));
+            let port = side_port.address().port();
+            let rank = Arc::new(Rank::new(config, faults, index, id, port, death.clone()));
             let serve = side_channel::serve(side_port.listen()?, Arc::clone(&rank));
             tasks.spawn(until_death(serve, Arc::clone(&rank)));
             ranks.push(rank);

@@ -52,7 +52,9 @@ impl Rank {
     pub(crate) fn new(
         config: Arc<Config>,
         faults: Arc<Faults>,
-        (index, engine_id, side_port): (usize, String, u16),
+        index: usize,
+        engine_id: String,
+        side_port: u16,
         death: watch::Sender<bool>,
     ) -> Self {
         let core = Core {

@@ -21,13 +21,21 @@ pub(crate) struct Sequence {
     generated: Vec<u32>,
     /// Folds the KV content of the prompt, the seed and the tokens so far: all that the next token depends on.
     state: u64,
-    finished: bool,
+    ended: bool,
+}
+
+/// How a sequence ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Stop,
+    Length,
+    Error,
 }
 
 impl Sequence {
     pub(crate) fn new(rank: Arc<Rank>, prompt: Arc<[u32]>, hashes: Arc<[u64]>, grant: Grant) -> Self {
         let Grant { blocks, cached } = grant;
-        Self { rank, prompt, hashes, blocks, cached, generated: Vec::new(), state: 0, finished: false }
+        Self { rank, prompt, hashes, blocks, cached, generated: Vec::new(), state: 0, ended: false }
     }
 
     /// How many leading prompt tokens were in the engine's own prefix cache.
@@ -138,14 +146,15 @@ impl Sequence {
         self.prompt.len() + self.generated.len().saturating_sub(1)
     }
 
-    /// Counts the end as regular; without it, dropping the sequence counts as an abort.
-    pub(crate) fn finish(&mut self, stopped: bool) {
+    /// Counts the end; without it, dropping the sequence counts as an abort.
+    pub(crate) fn end(&mut self, end: End) {
         let mut core = self.rank.core();
-        match stopped {
-            true => core.counters.finished_stop += 1,
-            false => core.counters.finished_length += 1,
+        match end {
+            End::Stop => core.counters.finished_stop += 1,
+            End::Length => core.counters.finished_length += 1,
+            End::Error => core.counters.finished_error += 1,
         }
-        self.finished = true;
+        self.ended = true;
     }
 
     /// Leaves the blocks to whoever comes with these params, until the lease ends.
@@ -185,7 +194,7 @@ impl Drop for Sequence {
         let mut core = self.rank.core();
         core.running -= 1;
         core.pool.release(&self.blocks);
-        if !self.finished {
+        if !self.ended {
             core.counters.aborted += 1;
         }
         drop(core);
