@@ -13,7 +13,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     let demo = Demo::start(&toolchain)?;
     demo.stream_a_chat()?;
     demo.replace_the_policy(&toolchain)?;
-    demo.say_what_next();
+    Demo::say_what_next();
     if !arguments.is_empty() {
         println!("\nStill running; Ctrl-C ends it.");
         loop {
@@ -75,8 +75,8 @@ struct Demo {
     /// Dropped first: it must not see its engines die.
     router: Child,
     router_address: String,
-    prefill: Vec<Child>,
-    decode: Vec<Child>,
+    _prefill: [Child; 2],
+    decode: [Child; 2],
     /// Policies of the demo alone, so that those in the repository stay.
     policies: PathBuf,
 }
@@ -92,17 +92,13 @@ impl Demo {
         let prefill = [engine("prefill")?, engine("prefill")?];
         let decode = [engine("decode")?, engine("decode")?];
         let router_address = free_address()?;
-        let mut command = Command::new(target().join("debug/edge-router"));
-        command.args(["--listen", &router_address]).arg("--policies-dir").arg(&policies);
-        command.args(["--policy", policy::COMPONENT, "--policy", "cache_aware.wasm"]);
-        for engine in &prefill {
-            command.args(["--prefill", engine.address()]);
-        }
-        for engine in &decode {
-            command.args(["--decode", engine.address()]);
-        }
-        let router = Child::start("router", &mut command)?;
-        let demo = Self { router, router_address, prefill: prefill.into(), decode: decode.into(), policies };
+        let folder = policies.to_str().context("the path of this repository is not UTF-8")?;
+        let mut arguments = vec!["--listen", &router_address, "--policies-dir", folder];
+        arguments.extend(["--policy", policy::COMPONENT, "--policy", "cache_aware.wasm"]);
+        prefill.iter().for_each(|engine| arguments.extend(["--prefill", engine.address()]));
+        decode.iter().for_each(|engine| arguments.extend(["--decode", engine.address()]));
+        let router = Child::start("router", &target().join("debug/edge-router"), &arguments)?;
+        let demo = Self { router, router_address, _prefill: prefill, decode, policies };
         demo.wait_until_ready()?;
         println!("router     http://{}", demo.router_address);
         Ok(demo)
@@ -123,7 +119,10 @@ impl Demo {
         println!(
             "\n== A chat, streamed: prefill computes the prompt, decode fetches the KV cache and answers"
         );
-        println!("curl -N http://{}/v1/chat/completions -d '{CHAT}'\n", self.router_address);
+        println!(
+            "curl -N http://{}/v1/chat/completions -H 'content-type: application/json' -d '{CHAT}'\n",
+            self.router_address
+        );
         let stopwatch = Stopwatch::start();
         let mut first = None;
         let answer = http::post_streamed(&self.router_address, "/v1/chat/completions", CHAT, |event| {
@@ -201,19 +200,17 @@ impl Demo {
         Ok(())
     }
 
-    fn say_what_next(&self) {
+    fn say_what_next() {
         println!("\n== What next");
         println!("cargo xtask demo --keep        the same, left running: try it with any OpenAI client");
         println!("examples/my_policy/README.md   write a policy of your own");
         println!("policies/                      those that come with the router");
-        debug_assert_eq!(self.prefill.len(), self.decode.len());
     }
 }
 
 fn engine(role: &str) -> Result<Child> {
-    let mut command = Command::new(target().join("debug/sim-engine"));
-    command.args(["--role", role, "--token-delay-ms", "20"]);
-    let mut engine = Child::start(role, &mut command)?;
+    let arguments = ["--role", role, "--token-delay-ms", "20"];
+    let mut engine = Child::start(role, &target().join("debug/sim-engine"), &arguments)?;
     engine.wait_for_address()?;
     println!("{role:<10} http://{}", engine.address());
     Ok(engine)

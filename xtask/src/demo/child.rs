@@ -1,6 +1,7 @@
 //! Programs that run for as long as the demo does.
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{self, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +10,7 @@ use std::thread;
 use anyhow::{Context, Result};
 
 use super::PATIENCE;
+use crate::run::is_there;
 
 /// How much of a log is worth showing.
 const LOG_LINES: usize = 20;
@@ -24,8 +26,10 @@ pub(super) struct Child {
 }
 
 impl Child {
-    pub(super) fn start(name: &str, command: &mut Command) -> Result<Self> {
-        let mut process = command
+    /// Starts `program`.
+    pub(super) fn start(name: &str, program: &Path, arguments: &[&str]) -> Result<Self> {
+        let mut process = ending_with_us(program)
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -72,6 +76,17 @@ impl Child {
     pub(super) fn log(&self) -> String {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
+}
+
+/// Runs `program` so that it ends also when this process is killed and drops
+/// nothing, where the system has the means.
+fn ending_with_us(program: &Path) -> Command {
+    if !is_there("setpriv") {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM", "--"]).arg(program);
+    command
 }
 
 impl Drop for Child {
