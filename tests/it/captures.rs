@@ -76,7 +76,9 @@ fn compare(fixture: &Fixture, answer: &Answer) -> Result<()> {
         "content type"
     );
     match fixture.answer()?.as_str() {
-        events if events.starts_with("data:") => compare_events(events, answer),
+        events if events.starts_with("data:") || events.starts_with("event:") => {
+            compare_events(events, answer)
+        }
         "" if answer.body.is_empty() => Ok(()),
         "" => bail!("a body: {}", answer.text()),
         metrics if metrics.contains("vllm:") => compare_metrics(metrics, &answer.text()),

@@ -25,6 +25,7 @@ mod metrics;
 mod models;
 mod port;
 mod process;
+mod prompt;
 mod rank;
 mod rejection;
 mod route;

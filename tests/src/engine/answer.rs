@@ -1,7 +1,11 @@
 //! The answer to a request that generates: whole, or as a stream of events.
 
+mod chunks;
 mod logprobs;
+mod messages;
+mod openai;
 mod stream;
+mod tokens;
 mod whole;
 
 use std::time::{SystemTime, UNIX_EPOCH};

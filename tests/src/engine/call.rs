@@ -7,16 +7,19 @@ use super::config::Config;
 use super::digest::{mix_text, random};
 use super::fields::Fields;
 use super::handoff::Handoff;
+use super::prompt::Form;
 use super::rejection::Rejection;
 use super::sampling::Sampling;
-use super::template::render;
-use super::tokenizer::{VOCABULARY, tokenize};
 
-/// Which of the two generating endpoints was called.
+/// Which of the generating endpoints was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Completions,
     Chat,
+    /// Anthropic's dialect of a chat.
+    Messages,
+    /// Token ids in, token ids out.
+    Generate,
 }
 
 impl Endpoint {
@@ -24,6 +27,8 @@ impl Endpoint {
         match path {
             "/v1/completions" => Some(Self::Completions),
             "/v1/chat/completions" => Some(Self::Chat),
+            "/v1/messages" => Some(Self::Messages),
+            "/inference/v1/generate" => Some(Self::Generate),
             _ => None,
         }
     }
@@ -31,7 +36,8 @@ impl Endpoint {
     fn id_prefix(self) -> &'static str {
         match self {
             Self::Completions => "cmpl",
-            Self::Chat => "chatcmpl",
+            Self::Chat | Self::Messages => "chatcmpl",
+            Self::Generate => "generate-tokens",
         }
     }
 }
@@ -69,12 +75,11 @@ impl Call {
         fields: &Fields,
         config: &Config,
     ) -> Result<Self, Rejection> {
-        let messages = fields.list("messages")?;
-        if endpoint == Endpoint::Chat && messages.is_none() {
-            return Err(fields.missing("messages"));
-        }
+        let form = Form::read(endpoint, fields)?;
         let handoff = Handoff::of(fields.object("kv_transfer_params")?);
-        let asked = Limits::read(endpoint, fields)?;
+        let nested = fields.nested("sampling_params")?.filter(|_| endpoint == Endpoint::Generate);
+        let how = nested.as_ref().unwrap_or(fields);
+        let asked = Limits::read(endpoint, how)?;
         let model = fields.text("model").unwrap_or(&config.model).to_owned();
         if model != config.model {
             return Err(Rejection::no_such_model(&model, &config.model));
@@ -86,21 +91,17 @@ impl Call {
             return Err(Rejection::bad_field("stream_options", message, None));
         }
         let option = |name| options.and_then(|o| o.get(name)).and_then(Value::as_bool).unwrap_or(false);
-        let prompts = match endpoint {
-            Endpoint::Completions => completion_prompts(fields)?,
-            Endpoint::Chat => vec![chat_prompt(fields, messages.map_or(&[], Vec::as_slice), config)?],
-        };
-        check_prompts(&prompts, config)?;
+        let prompts = form.prompts(fields, config)?;
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         let echo = endpoint == Endpoint::Completions && fields.flag("echo");
-        let sampling = Sampling::read(fields, asked.resolve(endpoint, longest, echo, config)?)?;
-        let logprobs = logprobs(endpoint, fields)?;
+        let sampling = Sampling::read(how, asked.resolve(endpoint, longest, echo, config)?)?;
+        let logprobs = logprobs(endpoint, how)?;
         Ok(Self {
             endpoint,
             id: format!("{}-{}", endpoint.id_prefix(), request_id(headers, fields)),
             model,
             prompts,
-            n: fields.integer("n")?.unwrap_or(1).clamp(1, 128) as usize,
+            n: how.integer("n")?.unwrap_or(1).clamp(1, 128) as usize,
             sampling,
             salt: fields.text("cache_salt").map_or(0, |salt| mix_text(0, salt)),
             stream,
@@ -109,7 +110,7 @@ impl Call {
             return_token_ids: fields.flag("return_token_ids"),
             echo,
             logprobs,
-            recompute: fields.get("prompt_logprobs").is_some() || echo && logprobs.is_some(),
+            recompute: how.get("prompt_logprobs").is_some() || echo && logprobs.is_some(),
             handoff,
             rank: header(headers, "x-data-parallel-rank").and_then(|rank| rank.parse().ok()),
         })
@@ -150,7 +151,8 @@ impl Limits {
         config: &Config,
     ) -> Result<(usize, usize, bool), Rejection> {
         let room = config.max_model_len.saturating_sub(prompt);
-        let default = if endpoint == Endpoint::Completions { 16 } else { room as i64 };
+        let has_default = matches!(endpoint, Endpoint::Completions | Endpoint::Generate);
+        let default = if has_default { 16 } else { room as i64 };
         let max = self.max_tokens.unwrap_or(default);
         let shown = max.to_string();
         if max < 1 && !(echo && max == 0) {
@@ -169,74 +171,16 @@ impl Limits {
             let message = format!("min_tokens must be less than or equal to max_tokens={max}, got {min}.");
             return Err(Rejection::bad_request(message));
         }
-        let named = self.max_tokens.is_some() || endpoint == Endpoint::Completions;
+        let named = self.max_tokens.is_some() || has_default;
         Ok((max as usize, min.max(0) as usize, named))
     }
-}
-
-fn completion_prompts(fields: &Fields) -> Result<Vec<Vec<u32>>, Rejection> {
-    let none = || {
-        let message = "Either prompt or prompt_embeds must be provided and non-empty.";
-        Rejection::bad_field("prompt", message, None)
-    };
-    match fields.get("prompt").ok_or_else(none)? {
-        Value::String(text) if text.is_empty() => Err(none()),
-        Value::String(text) => Ok(vec![tokenize(text)]),
-        Value::Array(items) if items.is_empty() => {
-            Err(Rejection::bad_request("You must pass at least one prompt"))
-        }
-        // A flat list of ids is one prompt.
-        Value::Array(ids) if ids.iter().all(Value::is_number) => Ok(vec![token_ids(ids)?]),
-        Value::Array(prompts) => prompts
-            .iter()
-            .map(|prompt| match prompt {
-                Value::String(text) => Ok(tokenize(text)),
-                Value::Array(ids) => token_ids(ids),
-                _ => Err(none()),
-            })
-            .collect(),
-        _ => Err(none()),
-    }
-}
-
-fn token_ids(ids: &[Value]) -> Result<Vec<u32>, Rejection> {
-    ids.iter()
-        .map(|id| {
-            let known = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < VOCABULARY);
-            known.ok_or_else(|| Rejection::bad_request(format!("Token id {id} is out of vocabulary")))
-        })
-        .collect()
-}
-
-fn chat_prompt(fields: &Fields, messages: &[Value], config: &Config) -> Result<Vec<u32>, Rejection> {
-    if messages.is_empty() {
-        let message = "Cannot apply chat template to an empty conversation. Provide at least one message.";
-        return Err(Rejection::bad_request(message));
-    }
-    let tools = fields.get("tools");
-    if tools.is_some() && !config.auto_tools && fields.text("tool_choice").unwrap_or("auto") == "auto" {
-        let message =
-            "\"auto\" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set";
-        return Err(Rejection::bad_request(message));
-    }
-    Ok(tokenize(&render(messages, tools)))
-}
-
-fn check_prompts(prompts: &[Vec<u32>], config: &Config) -> Result<(), Rejection> {
-    let limit = config.max_model_len;
-    let Some(tokens) = prompts.iter().map(Vec::len).find(|len| *len > limit) else { return Ok(()) };
-    let message = format!(
-        "This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input tokens, \
-         which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
-    );
-    Err(Rejection::bad_field("input_tokens", &message, Some(&tokens.to_string())))
 }
 
 fn logprobs(endpoint: Endpoint, fields: &Fields) -> Result<Option<usize>, Rejection> {
     let count = match endpoint {
         Endpoint::Completions => fields.integer("logprobs")?,
         Endpoint::Chat if fields.flag("logprobs") => Some(fields.integer("top_logprobs")?.unwrap_or(0)),
-        Endpoint::Chat => None,
+        Endpoint::Chat | Endpoint::Messages | Endpoint::Generate => None,
     };
     Ok(count.map(|count| count.clamp(0, 20) as usize))
 }

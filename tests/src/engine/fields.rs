@@ -73,6 +73,11 @@ impl Fields {
         }
     }
 
+    /// The fields of an object inside.
+    pub(crate) fn nested(&self, name: &str) -> Result<Option<Self>, Rejection> {
+        Ok(self.object(name)?.and_then(Value::as_object).cloned().map(Self))
+    }
+
     pub(crate) fn list(&self, name: &str) -> Result<Option<&Vec<Value>>, Rejection> {
         match self.get(name) {
             Some(Value::Array(items)) => Ok(Some(items)),

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::body::{Cut, SimBody};
+use super::call::Endpoint;
 use super::server::Activity;
 use crate::lock::lock;
 
@@ -66,7 +67,7 @@ impl Request {
 
     /// Whether it asks the engine to generate tokens.
     pub fn generates(&self) -> bool {
-        self.method == "POST" && self.path.starts_with("/v1/")
+        self.method == "POST" && Endpoint::of(&self.path).is_some()
     }
 
     /// For `GET /sim/requests`.

@@ -78,7 +78,8 @@ impl Service {
         let allowed: &[Method] = match path {
             "/health" | "/version" | "/metrics" | "/load" | "/v1/models" => &[Method::GET],
             "/ping" => &[Method::GET, Method::POST],
-            "/v1/completions" | "/v1/chat/completions" | "/tokenize" | "/detokenize" => &[Method::POST],
+            "/tokenize" | "/detokenize" => &[Method::POST],
+            _ if Endpoint::of(path).is_some() => &[Method::POST],
             _ => return detail(StatusCode::NOT_FOUND, "Not Found"),
         };
         if !allowed.contains(method) {

@@ -26,8 +26,9 @@ fn prefill(body: &Value, params: &Value, asked: bool) -> Vec<String> {
         violations
             .push("a prefill engine was asked to stream: no answer of it can hold a handoff".to_owned());
     }
+    let sampling = body.get("sampling_params").unwrap_or(body);
     for (key, needed) in [("max_tokens", true), ("max_completion_tokens", false)] {
-        match body.get(key).filter(|value| !value.is_null()) {
+        match sampling.get(key).filter(|value| !value.is_null()) {
             Some(value) if *value != 1 => {
                 violations.push(format!("a prefill engine was asked for {key} = {value}"));
             }

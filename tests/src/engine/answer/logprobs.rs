@@ -11,7 +11,7 @@ pub(super) fn logprobs(endpoint: Endpoint, tokens: &[u32], top: Option<usize>) -
     match (endpoint, top) {
         (_, None) => Value::Null,
         (Endpoint::Completions, Some(top)) => completion(tokens, top),
-        (Endpoint::Chat, Some(top)) => {
+        (_, Some(top)) => {
             let content: Vec<Value> = tokens.iter().map(|token| chat_token(*token, top)).collect();
             json!({ "content": content })
         }

@@ -1,78 +1,38 @@
-//! The answer as server-sent events: one per token, with the keys that each kind of event has on real engines.
+//! The answer as server-sent events, in the dialect of the endpoint.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use serde::Serialize;
-use serde_json::Value;
 
-use super::logprobs::logprobs;
-use super::{FINGERPRINT, PromptDetails, Usage, unix_time};
+use super::chunks::Chunks;
+use super::messages::MessageEvents;
+use super::tokens::TokenEvents;
 use crate::engine::body::{Sender, SimBody, channel};
 use crate::engine::call::{Call, Endpoint};
 use crate::engine::generate::{Event, Finish, Generation};
 use crate::engine::rejection::Rejection;
-use crate::engine::tokenizer::detokenize;
 
-#[derive(Serialize)]
-struct Chunk<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<Choice<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Usage>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    system_fingerprint: Option<&'static str>,
-    #[serde(flatten)]
-    prompt: Option<PromptKeys<'a>>,
+/// How the OpenAI-style streams end.
+pub(super) const DONE: &str = "data: [DONE]\n\n";
+
+/// How an endpoint words its events. Each string is one event, as sent.
+pub(super) trait Dialect: Send + Sync {
+    /// Before the first token.
+    fn opening(&self) -> Vec<String>;
+
+    /// One token of the choice `index`.
+    fn token(&mut self, index: usize, id: u32, text: String, finish: Option<&Finish>) -> String;
+
+    /// After the last token.
+    fn closing(&self, cached_tokens: usize) -> Vec<String>;
+
+    /// Instead of the rest.
+    fn failure(&self, rejection: &Rejection) -> Vec<String>;
 }
 
-/// What only the first event of a chat carries at its end.
-#[derive(Serialize)]
-struct PromptKeys<'a> {
-    prompt_token_ids: Option<&'a [u32]>,
-    prompt_text: (),
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Choice<'a> {
-    Text {
-        index: usize,
-        text: String,
-        logprobs: Value,
-        finish_reason: Option<&'static str>,
-        stop_reason: Value,
-        prompt_token_ids: Option<&'a [u32]>,
-        token_ids: Option<[u32; 1]>,
-    },
-    Role {
-        index: usize,
-        delta: RoleDelta,
-        logprobs: (),
-        finish_reason: (),
-    },
-    Delta {
-        index: usize,
-        delta: ContentDelta,
-        logprobs: Value,
-        finish_reason: Option<&'static str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        stop_reason: Option<Value>,
-        token_ids: Option<[u32; 1]>,
-    },
-}
-
-#[derive(Serialize)]
-struct RoleDelta {
-    role: &'static str,
-    content: &'static str,
-}
-
-#[derive(Serialize)]
-struct ContentDelta {
-    content: String,
+/// An event without a name.
+pub(super) fn frame(data: &impl Serialize) -> String {
+    format!("data: {}\n\n", serde_json::to_string(data).unwrap_or_default())
 }
 
 /// Answers with a stream, at once: whatever goes wrong later goes wrong inside it.
@@ -81,133 +41,43 @@ pub(crate) fn stream(
     generation: Result<Generation, Rejection>,
     details: bool,
 ) -> Response<SimBody> {
+    let mut dialect: Box<dyn Dialect> = match call.endpoint {
+        Endpoint::Completions | Endpoint::Chat => Box::new(Chunks::new(call, details)),
+        Endpoint::Messages => Box::new(MessageEvents::new(call)),
+        Endpoint::Generate => Box::new(TokenEvents::new(call)),
+    };
     let mut response = Response::new(channel(move |out| async move {
-        let writer = Writer { counts: vec![0; call.prompts.len() * call.n], created: unix_time(), call, out };
-        writer.write(generation, details).await;
+        let result = match generation {
+            Ok(generation) => write(dialect.as_mut(), generation, &out).await,
+            Err(rejection) => Err(rejection),
+        };
+        if let Err(rejection) = result {
+            send(&out, dialect.failure(&rejection)).await;
+        }
     }));
     let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     response
 }
 
-struct Writer {
-    call: Call,
-    out: Sender,
-    created: u64,
-    /// Tokens so far, by choice.
-    counts: Vec<usize>,
+async fn write(dialect: &mut dyn Dialect, mut generation: Generation, out: &Sender) -> Result<(), Rejection> {
+    send(out, dialect.opening()).await;
+    let mut cached_tokens = 0;
+    while let Some((index, event)) = generation.next().await {
+        match event {
+            Event::Failed(rejection) => return Err(rejection),
+            Event::Token { id, text, finish } => {
+                send(out, [dialect.token(index, id, text, finish.as_ref())]).await;
+                cached_tokens += finish.map_or(0, |finish| finish.cached_tokens);
+            }
+        }
+    }
+    send(out, dialect.closing(cached_tokens)).await;
+    Ok(())
 }
 
-impl Writer {
-    async fn write(mut self, generation: Result<Generation, Rejection>, details: bool) {
-        let result = match generation {
-            Ok(generation) => self.events(generation, details).await,
-            Err(rejection) => Err(rejection),
-        };
-        if let Err(rejection) = result {
-            self.send(&rejection.event()).await;
-        }
-        self.send("[DONE]").await;
-    }
-
-    async fn events(&mut self, mut generation: Generation, details: bool) -> Result<(), Rejection> {
-        if self.call.endpoint == Endpoint::Chat {
-            for index in 0..self.counts.len() {
-                self.chunk(&self.role(index)).await;
-            }
-        }
-        let mut cached_tokens = 0;
-        while let Some((index, event)) = generation.next().await {
-            match event {
-                Event::Failed(rejection) => return Err(rejection),
-                Event::Token { id, text, finish } => {
-                    self.counts[index] += 1;
-                    self.chunk(&self.token(index, id, text, finish.as_ref())).await;
-                    cached_tokens += finish.map_or(0, |finish| finish.cached_tokens);
-                }
-            }
-        }
-        if self.call.include_usage {
-            let mut usage = Usage::total(&self.call, self.counts.iter().sum());
-            usage.prompt_tokens_details = details.then_some(Some(PromptDetails { cached_tokens }));
-            let fingerprint = Some(FINGERPRINT);
-            self.chunk(&Chunk { system_fingerprint: fingerprint, ..self.blank(Vec::new(), Some(usage)) })
-                .await;
-        }
-        Ok(())
-    }
-
-    fn role(&self, index: usize) -> Chunk<'_> {
-        let delta = RoleDelta { role: "assistant", content: "" };
-        let choice = Choice::Role { index, delta, logprobs: (), finish_reason: () };
-        let prompt_token_ids = self.prompt(index).filter(|_| self.call.return_token_ids);
-        Chunk {
-            prompt: Some(PromptKeys { prompt_token_ids, prompt_text: () }),
-            ..self.blank(vec![choice], self.continuous_usage(index))
-        }
-    }
-
-    fn token(&self, index: usize, id: u32, text: String, finish: Option<&Finish>) -> Chunk<'_> {
-        let call = &self.call;
-        let first = self.counts[index] == 1;
-        let logprobs = logprobs(call.endpoint, &[id], call.logprobs);
-        let finish_reason = finish.map(|finish| finish.reason);
-        let stop_reason = finish.map(|finish| finish.stop_reason.clone());
-        let token_ids = call.return_token_ids.then_some([id]);
-        let choice = match call.endpoint {
-            Endpoint::Completions => Choice::Text {
-                index,
-                text: self.echoed(index, first, text),
-                logprobs,
-                finish_reason,
-                stop_reason: stop_reason.unwrap_or_default(),
-                prompt_token_ids: self.prompt(index).filter(|_| call.return_token_ids && first),
-                token_ids,
-            },
-            Endpoint::Chat => {
-                let delta = ContentDelta { content: text };
-                Choice::Delta { index, delta, logprobs, finish_reason, stop_reason, token_ids }
-            }
-        };
-        Chunk {
-            system_fingerprint: (finish.is_some() && !call.include_usage).then_some(FINGERPRINT),
-            ..self.blank(vec![choice], self.continuous_usage(index))
-        }
-    }
-
-    fn echoed(&self, index: usize, first: bool, text: String) -> String {
-        let text = if self.call.sampling.max_tokens == 0 { String::new() } else { text };
-        let prompt = self.prompt(index).filter(|_| self.call.echo && first).unwrap_or_default();
-        format!("{}{text}", detokenize(prompt))
-    }
-
-    fn prompt(&self, index: usize) -> Option<&[u32]> {
-        self.call.prompts.get(index / self.call.n).map(Vec::as_slice)
-    }
-
-    fn continuous_usage(&self, index: usize) -> Option<Usage> {
-        self.call.continuous_usage.then(|| {
-            let mut usage = Usage::new(self.prompt(index).map_or(0, <[u32]>::len), self.counts[index]);
-            usage.completion_tokens_details = (self.call.endpoint == Endpoint::Chat).then_some(());
-            usage
-        })
-    }
-
-    fn blank<'a>(&'a self, choices: Vec<Choice<'a>>, usage: Option<Usage>) -> Chunk<'a> {
-        let object = match self.call.endpoint {
-            Endpoint::Completions => "text_completion",
-            Endpoint::Chat => "chat.completion.chunk",
-        };
-        let (id, model) = (&self.call.id, &self.call.model);
-        let created = self.created;
-        Chunk { id, object, created, model, choices, usage, system_fingerprint: None, prompt: None }
-    }
-
-    async fn chunk(&self, chunk: &Chunk<'_>) {
-        self.send(&serde_json::to_string(chunk).unwrap_or_default()).await;
-    }
-
-    async fn send(&self, data: &str) {
-        self.out.send(Bytes::from(format!("data: {data}\n\n"))).await;
+async fn send(out: &Sender, frames: impl IntoIterator<Item = String>) {
+    for frame in frames {
+        out.send(Bytes::from(frame)).await;
     }
 }
