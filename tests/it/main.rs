@@ -3,3 +3,6 @@
 mod captures;
 mod engine;
 mod harness;
+mod load;
+mod policies;
+mod reload;

@@ -45,7 +45,12 @@ pub(super) fn streams(events: &[Event]) -> BTreeMap<Option<u64>, Vec<String>> {
         let json = event.json();
         let choice = json.pointer("/choices/0/index").and_then(Value::as_u64);
         let shown = if event.is_done() { event.data.clone() } else { shape(&json).to_string() };
-        streams.entry(choice).or_default().push(event.name.clone().unwrap_or_default() + &shown);
+        let shown = event.name.clone().unwrap_or_default() + &shown;
+        let stream = streams.entry(choice).or_default();
+        // Named events leave out tokens without text, so that their number is by chance.
+        if event.name.is_none() || stream.last() != Some(&shown) {
+            stream.push(shown);
+        }
     }
     streams
 }

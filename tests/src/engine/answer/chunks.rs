@@ -91,9 +91,9 @@ impl Dialect for Chunks {
         }
     }
 
-    fn token(&mut self, index: usize, id: u32, text: String, finish: Option<&Finish>) -> String {
+    fn token(&mut self, index: usize, id: u32, text: String, finish: Option<&Finish>) -> Option<String> {
         self.counts[index] += 1;
-        frame(&self.chunk(index, id, text, finish))
+        Some(frame(&self.chunk(index, id, text, finish)))
     }
 
     fn closing(&self, cached_tokens: usize) -> Vec<String> {

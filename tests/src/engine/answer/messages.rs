@@ -46,10 +46,11 @@ impl Dialect for MessageEvents {
         vec![event("message_start", json!({ "message": message })), event("content_block_start", block)]
     }
 
-    fn token(&mut self, _index: usize, _id: u32, text: String, finish: Option<&Finish>) -> String {
+    fn token(&mut self, _index: usize, _id: u32, text: String, finish: Option<&Finish>) -> Option<String> {
         self.tokens += 1;
         self.stop_reason = finish.map(|finish| stop_reason(finish.reason));
-        event("content_block_delta", json!({ "delta": { "type": "text_delta", "text": text }, "index": 0 }))
+        let delta = json!({ "delta": { "type": "text_delta", "text": text }, "index": 0 });
+        (!text.is_empty()).then(|| event("content_block_delta", delta))
     }
 
     fn closing(&self, _cached_tokens: usize) -> Vec<String> {

@@ -20,8 +20,8 @@ pub(super) trait Dialect: Send + Sync {
     /// Before the first token.
     fn opening(&self) -> Vec<String>;
 
-    /// One token of the choice `index`.
-    fn token(&mut self, index: usize, id: u32, text: String, finish: Option<&Finish>) -> String;
+    /// One token of the choice `index`; it may be worth no event.
+    fn token(&mut self, index: usize, id: u32, text: String, finish: Option<&Finish>) -> Option<String>;
 
     /// After the last token.
     fn closing(&self, cached_tokens: usize) -> Vec<String>;
@@ -67,7 +67,7 @@ async fn write(dialect: &mut dyn Dialect, mut generation: Generation, out: &Send
         match event {
             Event::Failed(rejection) => return Err(rejection),
             Event::Token { id, text, finish } => {
-                send(out, [dialect.token(index, id, text, finish.as_ref())]).await;
+                send(out, dialect.token(index, id, text, finish.as_ref())).await;
                 cached_tokens += finish.map_or(0, |finish| finish.cached_tokens);
             }
         }

@@ -111,10 +111,10 @@ impl Dialect for TokenEvents {
         Vec::new()
     }
 
-    fn token(&mut self, index: usize, id: u32, _text: String, finish: Option<&Finish>) -> String {
+    fn token(&mut self, index: usize, id: u32, _text: String, finish: Option<&Finish>) -> Option<String> {
         self.counts[index] += 1;
         let choices = [TokenChoice::new(index, vec![id], self.counts[index], finish)];
-        frame(&TokenChunk { request_id: &self.call.id, usage: (), output_mode: "tokens", choices })
+        Some(frame(&TokenChunk { request_id: &self.call.id, usage: (), output_mode: "tokens", choices }))
     }
 
     fn closing(&self, _cached_tokens: usize) -> Vec<String> {
