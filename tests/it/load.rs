@@ -40,7 +40,11 @@ pub(crate) async fn all_right(fleet: &Fleet, router: &Router, requests: usize, a
                 }
                 let said = client.stream(CHAT, &chat(turn % 8)).await?;
                 ensure!(said.status == 200, "status {}", said.status);
-                let said = if turn.is_multiple_of(2) { said.transcript().await? } else { said.whole().await?.transcript() };
+                let said = if turn.is_multiple_of(2) {
+                    said.transcript().await?
+                } else {
+                    said.whole().await?.transcript()
+                };
                 ensure!(said.text() == expected[turn % 8], "{said:?}");
             }
         });

@@ -4,5 +4,6 @@ mod captures;
 mod engine;
 mod harness;
 mod load;
+mod pipeline;
 mod policies;
 mod reload;

@@ -12,7 +12,10 @@ use crate::load::{CHAT, all_right, chat};
 
 /// A policy that only the tests use, as `cargo xtask policies` builds it.
 pub(crate) fn test_policy(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/test-policies").join(name).with_extension("wasm")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../target/test-policies")
+        .join(name)
+        .with_extension("wasm")
 }
 
 fn faulty(fleet: &Fleet, hook: &str, fault: &str, every: u32) -> RouterBuilder {
@@ -31,10 +34,13 @@ async fn faults(router: &Router, labels: &[&str]) -> Result<f64> {
 /// Runs a load with the fault; every answer must be right, and the fault must have been counted.
 async fn survives(hook: &str, fault: &str, every: u32, kind: &str) -> Result<()> {
     let fleet = Fleet::start(2, 2).await?;
-    let router = faulty(&fleet, hook, fault, every).start().await?;
+    // Little memory, so that a bomb goes off before the deadline.
+    let router = faulty(&fleet, hook, fault, every).arg("--policy-memory-mib").arg("8").start().await?;
     all_right(&fleet, &router, 60, 6).await?;
     let counted = faults(&router, &[&format!("kind=\"{kind}\"")]).await?;
-    assert!(counted > 0.0, "{hook}/{fault}: no {kind} in {:?}", router.metrics().await?.series().collect::<Vec<_>>());
+    let metrics = router.metrics().await?;
+    let all: Vec<_> = metrics.series().filter(|name| name.contains("faults")).collect();
+    assert!(counted > 0.0, "{hook}/{fault}: no {kind} in {all:?}");
     fleet.assert_quiescent().await;
     Ok(())
 }
@@ -78,7 +84,7 @@ async fn endless_recursion_is_a_trap_like_any_other() -> Result<()> {
 async fn decisions_that_break_the_contract_are_not_carried_out() -> Result<()> {
     survives("schedule", "wrong_id", 2, "bad_decision").await?;
     for hook in ["rewrite_prefill", "merge_kv_params"] {
-        survives(hook, "oversized_edits", 4, "bad_decision").await?;
+        survives(hook, "oversized_edits", 4, "trap").await?;
         survives(hook, "bad_edit_json", 2, "bad_decision").await?;
         survives(hook, "forbidden_header", 2, "bad_decision").await?;
     }
@@ -93,7 +99,8 @@ async fn an_error_is_an_abstention_that_is_counted() -> Result<()> {
 #[tokio::test]
 async fn a_policy_that_floods_the_log_is_cut_short() -> Result<()> {
     let fleet = Fleet::start(1, 1).await?;
-    let router = faulty(&fleet, "schedule", "print_flood", 2).start().await?;
+    let patient = faulty(&fleet, "schedule", "print_flood", 20).arg("--policy-deadline-ms").arg("5000");
+    let router = patient.start().await?;
     all_right(&fleet, &router, 20, 2).await?;
     let lines = router.log().iter().filter(|line| line.contains("policy=\"faulty\"")).count();
     assert!((1..200).contains(&lines), "{lines} lines of the policy in the log");
@@ -133,7 +140,10 @@ async fn what_can_not_be_loaded_is_named_and_the_router_does_not_start() -> Resu
     };
     let in_dir = |name: &str| Router::builder().policies_dir(dir.path()).policy(name);
     let core = refusal(in_dir("core.wasm")).await;
-    assert!(core.contains("core.wasm: is a core module, not a component; build it for the target wasm32-wasip2"), "{core}");
+    assert!(
+        core.contains("core.wasm: is a core module, not a component; build it for the target wasm32-wasip2"),
+        "{core}"
+    );
     let text = refusal(in_dir("text")).await;
     assert!(text.contains("text.wasm: is not a WebAssembly component"), "{text}");
     let missing = refusal(in_dir("nope.wasm")).await;
@@ -142,8 +152,13 @@ async fn what_can_not_be_loaded_is_named_and_the_router_does_not_start() -> Resu
 
     let fleet = Fleet::start(1, 1).await?;
     let refused = refusal(faulty(&fleet, "nonsense", "trap", 1)).await;
-    assert!(refused.contains("refuses its configuration") && refused.contains("unknown variant `nonsense`"), "{refused}");
-    for (fault, said) in [("trap", "failed in schedule: it trapped"), ("loop", "failed in schedule: it ran past its deadline")] {
+    assert!(
+        refused.contains("refuses its configuration") && refused.contains("unknown variant `nonsense`"),
+        "{refused}"
+    );
+    for (fault, said) in
+        [("trap", "failed in schedule: it trapped"), ("loop", "failed in schedule: it ran past its deadline")]
+    {
         let refused = refusal(faulty(&fleet, "schedule", fault, 1)).await;
         assert!(refused.contains(said), "{refused}");
     }

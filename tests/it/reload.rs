@@ -111,7 +111,10 @@ async fn a_broken_file_changes_nothing_and_is_reported() -> Result<()> {
     s.router.wait_for_log("the running version stays").await?;
     let policy = policy(&s.router).await?;
     assert_eq!(policy["name"], "round-robin");
-    assert!(policy["last_error"].as_str().is_some_and(|e| e.contains("not a WebAssembly component")), "{policy}");
+    assert!(
+        policy["last_error"].as_str().is_some_and(|e| e.contains("not a WebAssembly component")),
+        "{policy}"
+    );
     let failed = s.router.metrics().await?.sum("edge_router_policy_reloads_total", &["outcome=\"error\""]);
     assert!(failed >= 1.0);
     all_right(&s.fleet, &s.router, 8, 2).await?;
@@ -190,7 +193,10 @@ async fn reloads_under_load_cost_no_request_and_no_memory() -> Result<()> {
     };
     let requests = all_right_during(&s.fleet, &s.router, reloads).await?;
     let grown = s.router.rss_bytes()?.saturating_sub(after_ten);
-    println!("{requests} requests, slowest reload {slowest:?}, grown by {} KiB after the first ten", grown / 1024);
+    println!(
+        "{requests} requests, slowest reload {slowest:?}, grown by {} KiB after the first ten",
+        grown / 1024
+    );
     assert_eq!(loads(&s.router).await?, 51);
     assert!(grown < 16 << 20, "grown by {grown} bytes");
     let faults = s.router.metrics().await?.sum("edge_router_policy_faults_total", &[]);

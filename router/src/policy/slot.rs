@@ -149,12 +149,7 @@ impl Slot {
             Version::start(&self.engine, &self.name, program, config, &self.log, old.serial + 1)?;
         self.carry_over(&old, &mut version);
         let version = Arc::new(version);
-        tracing::info!(
-            policy = &*self.name,
-            version = version.manifest.version,
-            serial = version.serial,
-            "policy reloaded"
-        );
+        let (number, serial) = (version.manifest.version.clone(), version.serial);
         self.active.store(version);
         let mut history = self.history();
         history.reloads += 1;
@@ -162,6 +157,7 @@ impl Slot {
         history.previous = Some(old);
         drop(history);
         self.metrics.reloaded(&self.name, "ok");
+        tracing::info!(policy = &*self.name, version = number, serial, "policy reloaded");
         Ok(())
     }
 
