@@ -90,10 +90,10 @@ impl Manifest {
     }
 }
 
-/// A [`Manifest`] named and versioned like the crate that uses it.
+/// A [`Manifest`] named after the library, as its file is, and versioned like its package.
 #[macro_export]
 macro_rules! manifest {
     () => {
-        $crate::Manifest::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
+        $crate::Manifest::new(env!("CARGO_CRATE_NAME"), env!("CARGO_PKG_VERSION"))
     };
 }

@@ -71,14 +71,14 @@ async fn every_way_of_saving_is_noticed_the_fifth_time_as_the_first() -> Result<
     let s = Setup::new().await?;
     for _ in 0..3 {
         replace(&s.file(), "least_loaded.wasm")?;
-        runs(&s.router, "least-loaded").await?;
+        runs(&s.router, "least_loaded").await?;
         fs::copy(built("round_robin.wasm"), s.file())?;
-        runs(&s.router, "round-robin").await?;
+        runs(&s.router, "round_robin").await?;
     }
     fs::remove_file(s.file())?;
     assert_eq!(s.router.post_json(CHAT, &chat(1)).await?.status, 200);
     fs::copy(built("least_loaded.wasm"), s.file())?;
-    runs(&s.router, "least-loaded").await?;
+    runs(&s.router, "least_loaded").await?;
     Ok(())
 }
 
@@ -97,9 +97,9 @@ async fn a_swapped_config_map_is_noticed() -> Result<()> {
     let fleet = Fleet::start(1, 1).await?;
     let router = fleet.router().policies_dir(dir.path()).policy("p.wasm").start().await?;
     version("..2026_2", "least_loaded.wasm")?;
-    runs(&router, "least-loaded").await?;
+    runs(&router, "least_loaded").await?;
     version("..2026_3", "cache_aware.wasm")?;
-    runs(&router, "cache-aware").await?;
+    runs(&router, "cache_aware").await?;
     Ok(())
 }
 
@@ -110,7 +110,7 @@ async fn a_broken_file_changes_nothing_and_is_reported() -> Result<()> {
     fs::write(s.file(), &whole[..whole.len() / 2])?;
     s.router.wait_for_log("the running version stays").await?;
     let policy = policy(&s.router).await?;
-    assert_eq!(policy["name"], "round-robin");
+    assert_eq!(policy["name"], "round_robin");
     assert!(
         policy["last_error"].as_str().is_some_and(|e| e.contains("not a WebAssembly component")),
         "{policy}"
@@ -120,7 +120,7 @@ async fn a_broken_file_changes_nothing_and_is_reported() -> Result<()> {
     all_right(&s.fleet, &s.router, 8, 2).await?;
 
     fs::write(s.file(), &whole)?;
-    runs(&s.router, "least-loaded").await?;
+    runs(&s.router, "least_loaded").await?;
     assert!(self::policy(&s.router).await?["last_error"].is_null());
     Ok(())
 }
@@ -137,7 +137,7 @@ async fn a_file_written_in_halves_is_loaded_whole() -> Result<()> {
         sleep(Duration::from_millis(20)).await;
     }
     drop(file);
-    runs(&s.router, "least-loaded").await?;
+    runs(&s.router, "least_loaded").await?;
     Ok(())
 }
 
@@ -152,7 +152,7 @@ async fn a_burst_of_saves_is_one_reload_and_equal_bytes_are_none() -> Result<()>
     for _ in 0..50 {
         fs::copy(built("least_loaded.wasm"), s.file())?;
     }
-    runs(&s.router, "least-loaded").await?;
+    runs(&s.router, "least_loaded").await?;
     sleep(Duration::from_millis(600)).await;
     let reloads = loads(&s.router).await? - before;
     assert!(reloads <= 2, "{reloads} reloads for one change");
@@ -178,7 +178,7 @@ async fn a_changed_configuration_alone_is_a_change() -> Result<()> {
 #[tokio::test]
 async fn reloads_under_load_cost_no_request_and_no_memory() -> Result<()> {
     let s = Setup::new().await?;
-    let names = [("least_loaded.wasm", "least-loaded"), ("round_robin.wasm", "round-robin")];
+    let names = [("least_loaded.wasm", "least_loaded"), ("round_robin.wasm", "round_robin")];
     let (mut slowest, mut after_ten) = (Duration::ZERO, 0);
     let reloads = async {
         for round in 0..50 {
