@@ -9,8 +9,8 @@ use edge_router_policy::{Candidates, Leg, PolicyError, Target};
 /// Longer than any deadline of a router.
 const SLEEP: Duration = Duration::from_secs(3);
 const FLOOD_LINES: u32 = 100_000;
-/// More than a router should copy out of a policy.
-const OVERSIZED: usize = 32 << 20;
+/// More than a router should copy out of a policy, and less than fits its memory.
+const OVERSIZED: usize = 8 << 20;
 
 /// In hooks of another kind the faults of scheduling and of legs do nothing.
 #[derive(serde::Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) enum Fault {
     Error,
     /// Chooses an instance that is not a candidate.
     WrongId,
-    /// Returns more than 32 MB of edits.
+    /// Returns more than 8 MB of edits.
     OversizedEdits,
     /// Sets a field to what is no JSON value.
     BadEditJson,
@@ -82,8 +82,8 @@ impl Fault {
 fn exhaust_memory() {
     let mut hoard = Vec::new();
     loop {
-        // Written to, so that it is really there.
-        hoard.push(black_box(vec![1_u8; 1 << 20]));
+        // Not written to: the memory shall end before the time does.
+        hoard.push(black_box(Vec::<u8>::with_capacity(4 << 20)));
     }
 }
 

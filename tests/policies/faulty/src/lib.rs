@@ -5,8 +5,8 @@
 //! {"hook": "schedule", "fault": "trap", "every": 3}
 //! ```
 //!
-//! `every` third call of that hook fails, beginning with the third; each one if
-//! it is left out.
+//! Every third call of that hook fails, beginning with the third; without `every`
+//! each one does, the trial calls at loading included.
 
 use edge_router_policy::{
     Candidates, Instance, Leg, Manifest, Outcome, Pair, Phase, Policy, PolicyError, Request, Target,
