@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use crate::config::{Config, WithoutPrefill};
 use crate::fleet::{Fleet, HealthState};
 use crate::metrics::Metrics;
+use crate::pipeline::Homes;
 use crate::policy::Chain;
 
 /// The router's parts.
@@ -25,6 +26,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Outcomes on their way to the policies that asked for them.
     pub outcomes: mpsc::Sender<Outcome>,
+    /// Where stored responses live.
+    pub homes: Arc<Homes>,
     ids: Ids,
     draining: AtomicBool,
 }
@@ -44,6 +47,7 @@ impl App {
             chain,
             metrics,
             outcomes,
+            homes: Arc::default(),
             ids: Ids::default(),
             draining: AtomicBool::new(false),
         }

@@ -9,6 +9,7 @@ mod answer;
 mod attempt;
 mod decode;
 mod headers;
+mod homes;
 mod parse;
 mod prefill;
 mod schedule;
@@ -19,6 +20,7 @@ use hyper::body::Incoming;
 
 pub use account::Account;
 pub use answer::AnswerBody;
+pub use homes::Homes;
 
 use self::attempt::{Attempt, Retries};
 use self::decode::Decoded;

@@ -2,6 +2,7 @@
 
 mod admin;
 mod dispatch;
+mod fanout;
 pub mod listen;
 pub mod route;
 mod status;

@@ -148,11 +148,11 @@ impl Usage {
     pub fn of_object(object: &Object) -> Option<Self> {
         #[derive(serde::Deserialize)]
         struct Counts {
-            #[serde(default)]
+            #[serde(default, alias = "input_tokens")]
             prompt_tokens: u32,
-            #[serde(default)]
+            #[serde(default, alias = "output_tokens")]
             completion_tokens: u32,
-            #[serde(default)]
+            #[serde(default, alias = "input_tokens_details")]
             prompt_tokens_details: Option<Details>,
         }
         #[derive(serde::Deserialize)]

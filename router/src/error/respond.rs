@@ -107,7 +107,7 @@ impl ClientError {
             Self::Method { .. } => "method_not_allowed",
             Self::Forbidden(_) => "forbidden",
             Self::Invalid(_) => "invalid_request",
-            Self::Unknown(_) => "unknown_instance",
+            Self::Unknown(_) => "unknown",
         }
     }
 }

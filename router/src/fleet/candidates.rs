@@ -20,6 +20,14 @@ impl Choice {
         self.instances.iter().find(|i| i.id() == id)
     }
 
+    /// Leaves one candidate, or none if it is not among them.
+    pub fn keep_only(&mut self, id: InstanceId) {
+        let row = self.candidates.iter().find(|candidate| candidate.id == id);
+        self.candidates = Candidates::default();
+        row.into_iter().for_each(|row| self.candidates.push(row));
+        self.instances.retain(|i| i.id() == id);
+    }
+
     /// Whether there is nothing to choose from.
     pub fn is_empty(&self) -> bool {
         self.instances.is_empty()

@@ -82,6 +82,11 @@ impl PrefixIndex {
         }
     }
 
+    /// All caches are empty.
+    pub fn clear(&self) {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Blocks remembered.
     pub fn len(&self) -> usize {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).len()

@@ -114,6 +114,11 @@ impl Account {
         }
     }
 
+    /// Decode computes the prompt; no prefill instance has a part in the answer.
+    pub(super) fn without_prefill(&mut self) {
+        self.prefill = None;
+    }
+
     pub(super) fn decode_at(&mut self, scheduled: &Scheduled) {
         self.decode = Some(Stop::of(scheduled));
     }

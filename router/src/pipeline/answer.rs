@@ -12,6 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::account::Account;
 use super::headers;
+use super::homes::Expected;
 use super::stream::{BrokeOff, Stream};
 use crate::body::read::{ReadError, read_capped};
 use crate::body::scan::Object;
@@ -47,10 +48,14 @@ impl Answer {
         response: Response<ResponseBody>,
         in_flight: InFlight,
         idle: Duration,
+        expected: Option<Expected>,
     ) -> Result<Self, Error> {
         let (head, body) = response.into_parts();
         if content_type_is(&head.headers, "text/event-stream") {
-            return Ok(Self { head, body: Source::Stream(Box::new(Stream::events(body, in_flight, idle))) });
+            return Ok(Self {
+                head,
+                body: Source::Stream(Box::new(Stream::events(body, in_flight, idle, expected))),
+            });
         }
         if !content_type_is(&head.headers, "application/json") {
             return Ok(Self { head, body: Source::Stream(Box::new(Stream::raw(body, in_flight, idle))) });
@@ -62,6 +67,9 @@ impl Answer {
             Err(ReadError::Transport(e)) => return Err(cut(Box::new(e))),
             Err(error @ ReadError::TooLarge { .. }) => return Err(cut(error.to_string().into())),
         };
+        if let Some(expected) = expected {
+            expected.seen_in(&bytes);
+        }
         let (bytes, usage) = if head.status.is_success() { scrubbed(bytes) } else { (bytes, None) };
         Ok(Self { head, body: Source::Whole(bytes, usage) })
     }

@@ -5,6 +5,7 @@ use http::{Response, StatusCode};
 
 use super::answer::Answer;
 use super::attempt::{Attempt, Retries};
+use super::homes::Expected;
 use super::schedule::{Scheduled, schedule};
 use crate::error::Error;
 use crate::handoff::{self, Handle};
@@ -139,7 +140,8 @@ async fn answered(
         instance.health().request_succeeded();
     }
     let idle = attempt.app.config.timeouts.stream_idle;
-    match Answer::receive(response, scheduled.in_flight, idle).await {
+    let expected = attempt.parsed.stateful.then(|| Expected::new(&attempt.app.homes, instance.id()));
+    match Answer::receive(response, scheduled.in_flight, idle, expected).await {
         Ok(answer) => Ok(Decoded::Answer(answer)),
         Err(error) => {
             instance.health().request_failed();

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use edge_router_policy::{InstanceId, Phase};
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri};
 use hyper::body::Incoming;
@@ -28,6 +29,10 @@ pub(super) struct Parsed {
     /// A body that is not JSON, sent as it is.
     pub(super) raw: Option<Bytes>,
     pub(super) two_legs: bool,
+    /// Whether its engine keeps what it answers.
+    pub(super) stateful: bool,
+    /// The only instance that can serve it: the one that made the response it is about.
+    pub(super) pinned: Option<InstanceId>,
 }
 
 pub(super) async fn parse(
@@ -56,6 +61,7 @@ pub(super) async fn parse(
     let two_legs = endpoint.two_legs() && needs_one_engine(&object).is_none();
     let key =
         app.config.engine_key.as_deref().and_then(|k| HeaderValue::try_from(format!("Bearer {k}")).ok());
+    let pinned = home(app, endpoint, &object)?;
     Ok(Parsed {
         // HEAD is answered by the engine's GET; the server leaves the body out.
         method: if head.method == Method::HEAD { Method::GET } else { head.method },
@@ -68,9 +74,26 @@ pub(super) async fn parse(
             app.config.prefix_block_tokens,
             Arc::clone(&app.config.session_keys),
         )),
+        stateful: endpoint.is_stateful(),
+        pinned,
         raw,
         two_legs,
     })
+}
+
+/// The instance that made the stored response which the request asks for or goes on from.
+fn home(app: &App, endpoint: &Endpoint, object: &Object) -> Result<Option<InstanceId>, ClientError> {
+    if let Some(id) = endpoint.response_id() {
+        let found = app.homes.find(id);
+        let the_only_one = || app.fleet.snapshot().serving(Phase::Decode).count() == 1;
+        if found.is_none() && !the_only_one() {
+            return Err(ClientError::Unknown(format!("response {id} is not known here")));
+        }
+        return Ok(found);
+    }
+    // An engine that does not know the response says so.
+    let previous = object.get_str("previous_response_id").filter(|_| endpoint.is_stateful());
+    Ok(previous.and_then(|id| app.homes.find(&id)))
 }
 
 /// JSON in any of its spellings, or no type at all: then the body tells.

@@ -139,5 +139,6 @@ fn without(attempt: &mut Attempt<'_>, fallback: Fallback, error: Error) -> Resul
     }
     attempt.account.fell_back(fallback, Some(&error));
     attempt.pair.prefill = None;
+    attempt.account.without_prefill();
     Ok(Prefilled::Skipped)
 }

@@ -32,7 +32,10 @@ pub(super) fn schedule(
         blocks: client.blocks(),
         block_tokens: client.block_tokens,
     });
-    let choice = snapshot.choice(phase, tried, prefix);
+    let mut choice = snapshot.choice(phase, tried, prefix);
+    if let Some(home) = attempt.parsed.pinned {
+        choice.keep_only(home);
+    }
     if choice.is_empty() {
         return Err(Error::NoInstance { phase, why: why(&snapshot, phase, tried) });
     }

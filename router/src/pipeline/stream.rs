@@ -14,6 +14,7 @@ use thiserror::Error;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::account::Account;
+use super::homes::Expected;
 use crate::body::sse::EventFilter;
 use crate::fleet::InFlight;
 use crate::upstream::ResponseBody;
@@ -43,6 +44,8 @@ pub(super) struct Stream {
     filter: Option<EventFilter>,
     idle: Duration,
     alarm: Pin<Box<Sleep>>,
+    /// The id of a response that the engine keeps, while it has not been seen.
+    expected: Option<Expected>,
     /// Frames since the alarm was set.
     frames: u32,
     /// Counts the request as in flight until the stream is gone.
@@ -59,14 +62,27 @@ enum State {
 
 impl Stream {
     /// An event stream.
-    pub(super) fn events(body: ResponseBody, in_flight: InFlight, idle: Duration) -> Self {
-        Self { filter: Some(EventFilter::default()), ..Self::raw(body, in_flight, idle) }
+    pub(super) fn events(
+        body: ResponseBody,
+        in_flight: InFlight,
+        idle: Duration,
+        expected: Option<Expected>,
+    ) -> Self {
+        Self { filter: Some(EventFilter::default()), expected, ..Self::raw(body, in_flight, idle) }
     }
 
     /// Something else.
     pub(super) fn raw(body: ResponseBody, in_flight: InFlight, idle: Duration) -> Self {
         let alarm = Box::pin(sleep(idle));
-        Self { state: State::Flowing(body), filter: None, idle, alarm, frames: 0, _in_flight: in_flight }
+        Self {
+            state: State::Flowing(body),
+            filter: None,
+            idle,
+            alarm,
+            expected: None,
+            frames: 0,
+            _in_flight: in_flight,
+        }
     }
 
     pub(super) fn may_change_length(&self) -> bool {
@@ -103,6 +119,9 @@ impl Stream {
                     self.frames = self.frames.wrapping_add(1);
                     if let Some(account) = account.as_deref_mut() {
                         account.first_byte();
+                    }
+                    if self.expected.as_ref().is_some_and(|expected| expected.seen_in(&data)) {
+                        self.expected = None;
                     }
                     let data = match &mut self.filter {
                         Some(filter) => filter.push(data),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use edge_router_policy::{Instance, Manifest};
+use edge_router_policy::{Handoff, Instance, Manifest};
 use tokio::time::Instant;
 
 use super::Hook;
@@ -125,7 +125,7 @@ impl Slot {
         self.active.load().manifest.facts
     }
 
-    pub(super) fn handoff(&self) -> Option<edge_router_policy::Handoff> {
+    pub(super) fn handoff(&self) -> Option<Handoff> {
         self.active.load().manifest.handoff
     }
 
@@ -355,6 +355,10 @@ fn checked(manifest: Manifest) -> Result<Manifest, LoadError> {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-');
     if !name_ok {
         return Err(LoadError::Manifest(format!("name {:?} is not 1 to 64 of [a-z0-9_-]", manifest.name)));
+    }
+    if manifest.handoff == Some(Handoff::Concurrent) {
+        let text = "it asks for the concurrent handoff, which this router does not offer; with serial-paired both instances are chosen first, too";
+        return Err(LoadError::Manifest(text.into()));
     }
     if manifest.version.len() > 64 {
         return Err(LoadError::Manifest("version is longer than 64 bytes".into()));

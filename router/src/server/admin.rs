@@ -2,14 +2,14 @@
 //! and all.
 
 use edge_router_policy::Role;
-use http::{HeaderMap, Request};
+use http::{HeaderMap, Request, StatusCode};
 use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq as _;
 
 use super::route::AdminCall;
-use super::status;
+use super::{fanout, status};
 use crate::app::App;
 use crate::body::read::read_capped;
 use crate::error::ClientError;
@@ -32,13 +32,21 @@ pub(super) async fn call(
     app: &App,
     call: AdminCall,
     request: Request<Incoming>,
-) -> Result<Value, ClientError> {
+) -> Result<(StatusCode, Value), ClientError> {
     authorize(app.config.admin_key.as_deref(), request.headers())?;
     if call == AdminCall::List {
-        return Ok(json!({ "instances": status::instances(&app.fleet.snapshot()) }));
+        return Ok((StatusCode::OK, json!({ "instances": status::instances(&app.fleet.snapshot()) })));
     }
     let body = read_capped(request.into_body(), MAX_BODY).await.map_err(|_| ClientError::Incomplete)?;
-    let named: Named = serde_json::from_slice(&body).map_err(|e| {
+    if let AdminCall::FanOut(path) = call {
+        return Ok(fanout::fan_out(app, path, body).await);
+    }
+    change(app, call, &body).map(|answer| (StatusCode::OK, answer))
+}
+
+/// A call about one instance.
+fn change(app: &App, call: AdminCall, body: &[u8]) -> Result<Value, ClientError> {
+    let named: Named = serde_json::from_slice(body).map_err(|e| {
         ClientError::Invalid(format!(
             "{e}; give {{\"type\": \"prefill\" or \"decode\", \"instance\": \"host:port\"}}"
         ))
@@ -49,7 +57,7 @@ pub(super) async fn call(
         AdminCall::Add => add(app, role, &address),
         AdminCall::Remove => remove(app, role, &address),
         AdminCall::Drain => drain(app, &address, true),
-        AdminCall::Resume | AdminCall::List => drain(app, &address, false),
+        AdminCall::Resume | AdminCall::List | AdminCall::FanOut(_) => drain(app, &address, false),
     }
 }
 

@@ -22,9 +22,10 @@ pub async fn dispatch(app: Arc<App>, request: Request<Incoming>) -> Result<Respo
         Ok(Route::Status) => json(&status::status(&app)),
         Ok(Route::Metrics) => metrics(&app),
         Ok(Route::Version) => json(&serde_json::json!({ "version": env!("CARGO_PKG_VERSION") })),
-        Ok(Route::Admin(call)) => admin::call(&app, call, request)
-            .await
-            .map_or_else(|error| own(Error::from(error).response()), |answer| json(&answer)),
+        Ok(Route::Admin(call)) => match admin::call(&app, call, request).await {
+            Ok((status, answer)) => with_status(status, json(&answer)),
+            Err(error) => own(Error::from(error).response()),
+        },
         Err(error) => own(Error::from(error).response()),
     };
     Ok(response)
@@ -58,11 +59,7 @@ async fn engine(app: &Arc<App>, endpoint: &Endpoint, request: Request<Incoming>)
 fn ready(app: &App) -> Response<AnswerBody> {
     match app.ready() {
         Ok(()) => text("ready\n"),
-        Err(why) => {
-            let mut response = text(format!("{why}\n"));
-            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            response
-        }
+        Err(why) => with_status(StatusCode::SERVICE_UNAVAILABLE, text(format!("{why}\n"))),
     }
 }
 
@@ -82,6 +79,11 @@ fn text(body: impl Into<String>) -> Response<AnswerBody> {
 fn json(value: &serde_json::Value) -> Response<AnswerBody> {
     let mut response = own(Response::new(value.to_string()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn with_status(status: StatusCode, mut response: Response<AnswerBody>) -> Response<AnswerBody> {
+    *response.status_mut() = status;
     response
 }
 

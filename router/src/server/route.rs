@@ -1,6 +1,8 @@
 //! Which path leads where. What is not named here is not reachable through the router: engines have
 //! routes that put them to sleep or abort everything (engine contract §11.2).
 
+use std::borrow::Cow;
+
 use http::Method;
 
 use crate::error::ClientError;
@@ -37,6 +39,8 @@ pub enum AdminCall {
     Drain,
     /// `POST /instances/resume`.
     Resume,
+    /// POST of one of the paths that go to every engine.
+    FanOut(&'static str),
 }
 
 /// An endpoint that engines serve.
@@ -44,6 +48,8 @@ pub enum AdminCall {
 pub struct Endpoint {
     /// For metrics: from a fixed set.
     name: &'static str,
+    /// Path on the engine.
+    path: Cow<'static, str>,
     kind: Kind,
 }
 
@@ -62,7 +68,7 @@ enum Kind {
 impl Endpoint {
     /// Path on the engine.
     pub fn path(&self) -> &str {
-        self.name
+        &self.path
     }
 
     /// Label in metrics.
@@ -75,6 +81,21 @@ impl Endpoint {
         self.kind != Kind::Any
     }
 
+    /// Whether it deals with responses that their engine keeps.
+    pub fn is_stateful(&self) -> bool {
+        self.name.starts_with(RESPONSES)
+    }
+
+    /// The stored response that it is about.
+    pub fn response_id(&self) -> Option<&str> {
+        self.path
+            .strip_prefix(RESPONSES)?
+            .strip_prefix('/')?
+            .split('/')
+            .next()
+            .filter(|_| self.kind == Kind::Any)
+    }
+
     /// Whether its answer is made of tokens.
     pub fn generates(&self) -> bool {
         matches!(self.kind, Kind::TwoLegs | Kind::OneLeg)
@@ -85,6 +106,8 @@ impl Endpoint {
         self.kind == Kind::TwoLegs
     }
 }
+
+const RESPONSES: &str = "/v1/responses";
 
 const POST: &[Method] = &[Method::POST];
 const GET: &[Method] = &[Method::GET, Method::HEAD];
@@ -132,7 +155,18 @@ pub fn route(method: &Method, path: &str) -> Result<Route, ClientError> {
         _ => path,
     };
     if let Some((name, methods, kind)) = ENDPOINTS.iter().find(|(name, ..)| *name == path) {
-        return allow(method, methods, Route::Engine(Endpoint { name, kind: *kind }));
+        return allow(
+            method,
+            methods,
+            Route::Engine(Endpoint { name, path: Cow::Borrowed(name), kind: *kind }),
+        );
+    }
+    if let Some((name, methods)) = stored_response(path) {
+        let endpoint = Endpoint { name, path: Cow::Owned(path.to_owned()), kind: Kind::Any };
+        return allow(method, methods, Route::Engine(endpoint));
+    }
+    if let Some(everywhere) = super::fanout::PATHS.into_iter().find(|p| *p == path) {
+        return allow(method, POST, Route::Admin(AdminCall::FanOut(everywhere)));
     }
     match path {
         // SageMaker pings with either.
@@ -148,6 +182,19 @@ pub fn route(method: &Method, path: &str) -> Result<Route, ClientError> {
         "/instances/drain" => allow(method, POST, Route::Admin(AdminCall::Drain)),
         "/instances/resume" => allow(method, POST, Route::Admin(AdminCall::Resume)),
         _ => Err(ClientError::NotFound(path.chars().take(128).collect())),
+    }
+}
+
+/// `/v1/responses/{id}` and `/v1/responses/{id}/cancel`.
+fn stored_response(path: &str) -> Option<(&'static str, &'static [Method])> {
+    let rest = path.strip_prefix(RESPONSES)?.strip_prefix('/')?;
+    let sane = |id: &str| {
+        id.starts_with("resp_") && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+    };
+    match rest.split_once('/') {
+        None if sane(rest) => Some(("/v1/responses/{id}", GET)),
+        Some((id, "cancel")) if sane(id) => Some(("/v1/responses/{id}/cancel", POST)),
+        _ => None,
     }
 }
 
@@ -179,6 +226,22 @@ mod tests {
         assert_eq!(endpoint("/v1/chat/completions/"), endpoint("/v1/chat/completions"));
         assert!(endpoint("/v1/completions").unwrap().two_legs());
         assert!(!endpoint("/v1/embeddings").unwrap().two_legs());
+    }
+
+    #[test]
+    fn stored_responses_are_found_by_their_id() {
+        let get = |path: &str| match route(&Method::GET, path) {
+            Ok(Route::Engine(endpoint)) => endpoint.response_id().map(str::to_owned),
+            _ => None,
+        };
+        assert_eq!(get("/v1/responses/resp_1f").as_deref(), Some("resp_1f"));
+        assert_eq!(get("/v1/responses/resp_1f/cancel"), None);
+        assert_eq!(endpoint("/v1/responses/resp_1f/cancel").unwrap().response_id(), Some("resp_1f"));
+        assert_eq!(endpoint("/v1/responses").unwrap().response_id(), None);
+        assert_eq!(endpoint("/v1/responses/render").unwrap().response_id(), None);
+        for path in ["/v1/responses/../sleep", "/v1/responses/resp_a/b", "/v1/responses/other"] {
+            assert_eq!(get(path), None, "{path}");
+        }
     }
 
     #[test]
