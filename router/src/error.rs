@@ -48,6 +48,14 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// An engine began to answer and then fell silent.
+    #[error("answer of the {} instance did not end within {after:?}", phase_name(*.phase))]
+    Stalled {
+        /// The leg.
+        phase: Phase,
+        /// The limit.
+        after: std::time::Duration,
+    },
     /// The router is being shut down.
     #[error("router is shutting down")]
     ShuttingDown,

@@ -18,6 +18,7 @@ impl Error {
         match self {
             Self::Client(error) => error.status(),
             Self::NoInstance { .. } | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Stalled { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Leg { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
             Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } => StatusCode::BAD_GATEWAY,
         }
@@ -29,6 +30,7 @@ impl Error {
             Self::Client(error) => error.code(),
             Self::NoInstance { why: Unavailable::Saturated, .. } => "instances_saturated",
             Self::NoInstance { .. } => "no_instance",
+            Self::Stalled { .. } => "engine_timeout",
             Self::Leg { source, .. } if source.is_timeout() => "engine_timeout",
             Self::Leg { .. } => "engine_unreachable",
             Self::Refused { .. } => "engine_failed",
@@ -43,7 +45,9 @@ impl Error {
             Self::Client(ClientError::NotFound(_)) => "not_found_error",
             Self::Client(_) => "invalid_request_error",
             Self::NoInstance { .. } | Self::ShuttingDown => "service_unavailable_error",
-            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } => "engine_error",
+            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } | Self::Stalled { .. } => {
+                "engine_error"
+            }
         }
     }
 

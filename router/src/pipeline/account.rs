@@ -189,6 +189,7 @@ impl Account {
         self.status = error.status().as_u16();
         self.class = match error {
             Error::Client(_) => ResultClass::Refused,
+            Error::Stalled { .. } => ResultClass::TimedOut,
             Error::Leg { source, .. } if source.is_timeout() => ResultClass::TimedOut,
             _ => ResultClass::EngineFailed,
         };

@@ -22,7 +22,7 @@ use crate::fleet::InFlight;
 use crate::upstream::ResponseBody;
 
 /// An answer that is read whole may be this long: logprobs of a long answer run to tens of megabytes.
-pub(super) const MAX_WHOLE: usize = 256 * 1024 * 1024;
+const MAX_WHOLE: usize = 256 * 1024 * 1024;
 
 /// An answer that can be given to the client.
 pub(super) struct Answer {
@@ -60,13 +60,7 @@ impl Answer {
         if !content_type_is(&head.headers, "application/json") {
             return Ok(Self { head, body: Source::Stream(Box::new(Stream::raw(body, in_flight, idle))) });
         }
-        let cut =
-            |source: Box<dyn std::error::Error + Send + Sync>| Error::Cut { phase: Phase::Decode, source };
-        let bytes = match read_capped(body, MAX_WHOLE).await {
-            Ok(bytes) => bytes,
-            Err(ReadError::Transport(e)) => return Err(cut(Box::new(e))),
-            Err(error @ ReadError::TooLarge { .. }) => return Err(cut(error.to_string().into())),
-        };
+        let bytes = whole(body, Phase::Decode, idle).await?;
         if let Some(expected) = expected {
             expected.seen_in(&bytes);
         }
@@ -92,6 +86,18 @@ impl Answer {
         *response.status_mut() = self.head.status;
         *response.headers_mut() = headers;
         response
+    }
+}
+
+/// Reads an answer to its end, which must come within `limit`.
+pub(super) async fn whole(body: ResponseBody, phase: Phase, limit: Duration) -> Result<Bytes, Error> {
+    match tokio::time::timeout(limit, read_capped(body, MAX_WHOLE)).await {
+        Err(_) => Err(Error::Stalled { phase, after: limit }),
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(ReadError::Transport(error))) => Err(Error::Cut { phase, source: Box::new(error) }),
+        Ok(Err(error @ ReadError::TooLarge { .. })) => {
+            Err(Error::Cut { phase, source: error.to_string().into() })
+        }
     }
 }
 

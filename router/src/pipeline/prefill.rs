@@ -1,20 +1,17 @@
 //! The prefill leg: computes the prompt's KV cache on one instance and brings back its handle.
 
-use bytes::Bytes;
 use edge_router_policy::{Handoff, Phase};
-use http::{Response, StatusCode};
+use http::StatusCode;
 use tokio::time::Instant;
 
-use super::answer::{Answer, MAX_WHOLE};
+use super::answer::{self, Answer};
 use super::attempt::{Attempt, Retries};
 use super::schedule::{Scheduled, schedule};
-use crate::body::read::{ReadError, read_capped};
 use crate::body::scan::Object;
 use crate::config::WithoutPrefill;
 use crate::error::{Error, Unavailable};
 use crate::handoff::Handle;
 use crate::metrics::Fallback;
-use crate::upstream::ResponseBody;
 
 /// How the prefill leg ended.
 pub(super) enum Prefilled {
@@ -97,7 +94,8 @@ async fn leg(attempt: &mut Attempt<'_>, scheduled: Scheduled) -> Result<LegEnd, 
         instance.health().request_failed();
         return Err(Error::Refused { phase: Phase::Prefill, status });
     }
-    let (head, body) = whole(response).await.inspect_err(|_| {
+    let (head, body) = response.into_parts();
+    let body = answer::whole(body, Phase::Prefill, app.config.timeouts.prefill).await.inspect_err(|_| {
         instance.health().request_failed();
     })?;
     instance.health().request_succeeded();
@@ -106,16 +104,6 @@ async fn leg(attempt: &mut Attempt<'_>, scheduled: Scheduled) -> Result<LegEnd, 
     }
     let object = Object::scan(body).map_err(|e| Error::Cut { phase: Phase::Prefill, source: Box::new(e) })?;
     Ok(LegEnd::Answered(object))
-}
-
-async fn whole(response: Response<ResponseBody>) -> Result<(http::response::Parts, Bytes), Error> {
-    let (head, body) = response.into_parts();
-    let cut = |source: Box<dyn std::error::Error + Send + Sync>| Error::Cut { phase: Phase::Prefill, source };
-    match read_capped(body, MAX_WHOLE).await {
-        Ok(bytes) => Ok((head, bytes)),
-        Err(ReadError::Transport(e)) => Err(cut(Box::new(e))),
-        Err(error @ ReadError::TooLarge { .. }) => Err(cut(error.to_string().into())),
-    }
 }
 
 /// What prefill hands over. Without KV transfer params there may still be something to fetch, for

@@ -4,11 +4,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use hyper::client::conn::http1::SendRequest;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::body::LegBody;
 use super::connect::{ConnectError, connect};
+
+/// A connection whose answer has been read needs this long at most to take the next request.
+const SETTLE: Duration = Duration::from_millis(50);
 
 /// Limits of a pool.
 #[derive(Debug, Clone, Copy)]
@@ -67,8 +71,13 @@ impl Pool {
     /// The most recently used idle connection that still stands, else a new one.
     pub(super) async fn take(&self) -> Result<Connection, ConnectError> {
         while let Some(mut connection) = self.take_idle() {
-            // Ready at once, or as soon as its task has seen the end of the last answer.
-            if connection.sender.ready().await.is_ok() {
+            // Ready at once, or as soon as its task has seen the end of the last answer. One that is still
+            // busy after that is sending a request that the engine did not care to read.
+            let ready = match connection.sender.ready().now_or_never() {
+                Some(ready) => ready.is_ok(),
+                None => matches!(timeout(SETTLE, connection.sender.ready()).await, Ok(Ok(()))),
+            };
+            if ready {
                 return Ok(connection);
             }
         }
