@@ -4,14 +4,11 @@
 //! is edited, rebuilt and reloaded while requests run. What is shown is real
 //! but for the engines, which have no model.
 
-mod child;
-mod http;
 mod load;
 mod policy;
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
@@ -19,11 +16,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::deployment::Deployment;
+use crate::http::Connection;
 use crate::paths::{root, target};
 use crate::run::{Stopwatch, cargo, run};
 use crate::toolchain::Toolchain;
-use crate::{asks_for_help, policies, setup, usage};
-use child::Child;
+use crate::{asks_for_help, http, policies, setup, usage};
 use load::Load;
 
 const HELP: &str = "\
@@ -35,9 +33,6 @@ policy while requests run. Takes a minute once everything is built.
 
   --keep   leave engines and router running until Ctrl-C";
 
-/// How long a child may take to be ready; it is far quicker unless the machine
-/// is overloaded.
-const PATIENCE: Duration = Duration::from_secs(60);
 const CHAT: &str = r#"{"model": "sim", "stream": true, "max_tokens": 24, "messages": [{"role": "user", "content": "Why are prefill and decode run apart?"}]}"#;
 
 pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
@@ -72,11 +67,7 @@ fn build(toolchain: &Toolchain) -> Result<()> {
 }
 
 struct Demo {
-    /// Dropped first: it must not see its engines die.
-    router: Child,
-    router_address: String,
-    _prefill: [Child; 2],
-    decode: [Child; 2],
+    deployment: Deployment,
     /// Policies of the demo alone, so that those in the repository stay.
     policies: PathBuf,
 }
@@ -89,30 +80,11 @@ impl Demo {
         fs::copy(root().join("policies/cache_aware.wasm"), policies.join("cache_aware.wasm"))?;
         policy::build(toolchain, &policies, policy::Version::First)?;
 
-        let prefill = [engine("prefill")?, engine("prefill")?];
-        let decode = [engine("decode")?, engine("decode")?];
-        let router_address = free_address()?;
         let folder = policies.to_str().context("the path of this repository is not UTF-8")?;
-        let mut arguments = vec!["--listen", &router_address, "--policies-dir", folder];
-        arguments.extend(["--policy", policy::COMPONENT, "--policy", "cache_aware.wasm"]);
-        prefill.iter().for_each(|engine| arguments.extend(["--prefill", engine.address()]));
-        decode.iter().for_each(|engine| arguments.extend(["--decode", engine.address()]));
-        let router = Child::start("router", &target().join("debug/edge-router"), &arguments)?;
-        let demo = Self { router, router_address, _prefill: prefill, decode, policies };
-        demo.wait_until_ready()?;
-        println!("router     http://{}", demo.router_address);
-        Ok(demo)
-    }
-
-    fn wait_until_ready(&self) -> Result<()> {
-        let stopwatch = Stopwatch::start();
-        while !http::get(&self.router_address, "/readyz").is_ok_and(|answer| answer.status == 200) {
-            if stopwatch.elapsed() > PATIENCE {
-                bail!("the router did not get ready; it logged:\n{}", self.router.log());
-            }
-            thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        let chain = ["--policies-dir", folder, "--policy", policy::COMPONENT, "--policy", "cache_aware.wasm"];
+        let deployment = Deployment::start(&target().join("debug"), &["--token-delay-ms", "20"], &chain)?;
+        deployment.show();
+        Ok(Self { deployment, policies })
     }
 
     fn stream_a_chat(&self) -> Result<()> {
@@ -121,11 +93,12 @@ impl Demo {
         );
         println!(
             "curl -N http://{}/v1/chat/completions -H 'content-type: application/json' -d '{CHAT}'\n",
-            self.router_address
+            self.deployment.router()
         );
         let stopwatch = Stopwatch::start();
         let mut first = None;
-        let answer = http::post_streamed(&self.router_address, "/v1/chat/completions", CHAT, |event| {
+        let mut router = Connection::open(self.deployment.router())?;
+        let answer = router.post("/v1/chat/completions", CHAT, |event| {
             if let Some(content) = http::string_field(event, "content").filter(|content| !content.is_empty())
             {
                 first.get_or_insert_with(|| stopwatch.elapsed());
@@ -149,7 +122,7 @@ impl Demo {
     fn replace_the_policy(&self, toolchain: &Toolchain) -> Result<()> {
         println!("\n== A policy, replaced while requests run");
         println!("The first policy in the chain spreads decode by load:\n\n    {}\n", policy::FIRST);
-        let load = Load::start(&self.router_address);
+        let load = Load::start(self.deployment.router());
         let counted = self.decode_counts()?;
         load.wait_for(200)?;
         self.show_shares(&counted)?;
@@ -161,12 +134,10 @@ impl Demo {
         );
         policy::build(toolchain, &self.policies, policy::Version::Second)?;
         let stopwatch = Stopwatch::start();
-        while !http::get(&self.router_address, "/status")?.body.contains(policy::Version::Second.number()) {
-            if stopwatch.elapsed() > PATIENCE {
-                bail!("the router did not reload the policy; it logged:\n{}", self.router.log());
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+        self.deployment.wait_for("using the new policy", || {
+            let status = http::get(self.deployment.router(), "/status");
+            status.is_ok_and(|status| status.body.contains(policy::Version::Second.number()))
+        })?;
         println!("loaded {} ms after the file was there", stopwatch.elapsed().as_millis());
         let counted = self.decode_counts()?;
         load.wait_for(200)?;
@@ -182,10 +153,10 @@ impl Demo {
 
     /// Requests that each decode engine has finished.
     fn decode_counts(&self) -> Result<Vec<u64>> {
-        self.decode
-            .iter()
-            .map(|engine| {
-                let metrics = http::get(engine.address(), "/metrics")?.body;
+        self.deployment
+            .decode()
+            .map(|address| {
+                let metrics = http::get(address, "/metrics")?.body;
                 let finished = metrics.lines().filter(|line| line.starts_with("vllm:request_success_total"));
                 let counts = finished.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
                 Ok(counts.sum::<f64>() as u64)
@@ -194,8 +165,9 @@ impl Demo {
     }
 
     fn show_shares(&self, before: &[u64]) -> Result<()> {
-        for (engine, (before, now)) in self.decode.iter().zip(before.iter().zip(self.decode_counts()?)) {
-            println!("decode {}: {} requests", engine.address(), now.saturating_sub(*before));
+        for (address, (before, now)) in self.deployment.decode().zip(before.iter().zip(self.decode_counts()?))
+        {
+            println!("decode {address}: {} requests", now.saturating_sub(*before));
         }
         Ok(())
     }
@@ -206,17 +178,4 @@ impl Demo {
         println!("examples/my_policy/README.md   write a policy of your own");
         println!("policies/                      those that come with the router");
     }
-}
-
-fn engine(role: &str) -> Result<Child> {
-    let arguments = ["--role", role, "--token-delay-ms", "20"];
-    let mut engine = Child::start(role, &target().join("debug/sim-engine"), &arguments)?;
-    engine.wait_for_address()?;
-    println!("{role:<10} http://{}", engine.address());
-    Ok(engine)
-}
-
-/// A free port of the loopback interface; free at least until now.
-fn free_address() -> Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
 }

@@ -5,7 +5,10 @@
 //! built before anything else can be.
 
 mod bench;
+mod child;
 mod demo;
+mod deployment;
+mod http;
 mod paths;
 mod policies;
 mod run;

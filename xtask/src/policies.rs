@@ -150,8 +150,9 @@ fn publish(built: &Path, component: &Path) -> Result<()> {
     if let Some(dir) = component.parent() {
         fs::create_dir_all(dir)?;
     }
-    // Not named like a component, so that nobody loads half of it.
-    let unfinished = component.with_extension("wasm.new");
+    // Not named like a component, so that nobody loads half of it, nor like
+    // what another run may be writing.
+    let unfinished = component.with_extension(format!("wasm.{}", std::process::id()));
     fs::write(&unfinished, &bytes)?;
     fs::rename(&unfinished, component)?;
     println!("{shown} written, {} KB", bytes.len() / 1000);

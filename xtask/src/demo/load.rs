@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::{PATIENCE, http};
+use crate::child::PATIENCE;
+use crate::http::Connection;
 use crate::run::Stopwatch;
 
 /// Clients at a time. Each waits for its answer before it asks again.
@@ -75,7 +76,9 @@ impl Load {
 impl Shared {
     fn ask_again_and_again(&self, router: &str) {
         while !self.stop.load(Ordering::Relaxed) {
-            let failure = match http::post(router, "/v1/chat/completions", REQUEST) {
+            let answer = Connection::open(router)
+                .and_then(|mut router| router.post("/v1/chat/completions", REQUEST, |_| {}));
+            let failure = match answer {
                 Ok(answer) if answer.status == 200 && answer.body.contains("data: [DONE]") => None,
                 Ok(answer) => Some(format!("{} {}", answer.status, answer.body)),
                 Err(error) => Some(format!("{error:#}")),

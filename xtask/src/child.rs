@@ -1,4 +1,4 @@
-//! Programs that run for as long as the demo does.
+//! Programs that run beside this one and end with it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -6,17 +6,21 @@ use std::process::{self, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::PATIENCE;
 use crate::run::is_there;
+
+/// How long a program may take to do what it should; it is far quicker unless
+/// the machine is overloaded.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How much of a log is worth showing.
 const LOG_LINES: usize = 20;
 
 /// A running program; dropping it ends it.
-pub(super) struct Child {
+pub(crate) struct Child {
     process: process::Child,
     address: String,
     /// The last lines that it wrote.
@@ -27,7 +31,7 @@ pub(super) struct Child {
 
 impl Child {
     /// Starts `program`.
-    pub(super) fn start(name: &str, program: &Path, arguments: &[&str]) -> Result<Self> {
+    pub(crate) fn start(name: &str, program: &Path, arguments: &[&str]) -> Result<Self> {
         let mut process = ending_with_us(program)
             .args(arguments)
             .stdin(Stdio::null())
@@ -59,7 +63,7 @@ impl Child {
     }
 
     /// Waits until it says where it listens.
-    pub(super) fn wait_for_address(&mut self) -> Result<()> {
+    pub(crate) fn wait_for_address(&mut self) -> Result<()> {
         self.address = self
             .announced
             .recv_timeout(PATIENCE)
@@ -68,12 +72,12 @@ impl Child {
     }
 
     /// `127.0.0.1:port`.
-    pub(super) fn address(&self) -> &str {
+    pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
     /// The last lines that it wrote.
-    pub(super) fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 }

@@ -1,4 +1,4 @@
-//! As much of HTTP as the demo needs to talk to its own children.
+//! As much of HTTP as it takes to talk to our own programs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,55 +10,60 @@ use anyhow::{Context, Result, bail};
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An answer, read to its end.
-pub(super) struct Answer {
-    pub(super) status: u16,
-    pub(super) body: String,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: String,
 }
 
-pub(super) fn get(address: &str, path: &str) -> Result<Answer> {
-    send(address, &format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"), |_| {})
+/// A connection that is kept for the next request.
+pub(crate) struct Connection {
+    reader: BufReader<TcpStream>,
+    address: String,
 }
 
-pub(super) fn post(address: &str, path: &str, json: &str) -> Result<Answer> {
-    post_streamed(address, path, json, |_| {})
+pub(crate) fn get(address: &str, path: &str) -> Result<Answer> {
+    let mut connection = Connection::open(address)?;
+    connection.send(&format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n"), |_| {})
 }
 
-/// Posts JSON and calls `on_line` with each line of the answer as it comes.
-pub(super) fn post_streamed(
-    address: &str,
-    path: &str,
-    json: &str,
-    on_line: impl FnMut(&str),
-) -> Result<Answer> {
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
-         content-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        json.len()
-    );
-    send(address, &(head + json), on_line)
-}
-
-fn send(address: &str, request: &str, on_line: impl FnMut(&str)) -> Result<Answer> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.write_all(request.as_bytes())?;
-    let mut reader = BufReader::new(stream);
-
-    let status_line = line(&mut reader)?;
-    let status = status_line.split(' ').nth(1).and_then(|status| status.parse().ok());
-    let status = status.with_context(|| format!("not an HTTP answer: {status_line:?}"))?;
-    let (mut chunked, mut length) = (false, None);
-    loop {
-        let header = line(&mut reader)?.to_ascii_lowercase();
-        match header.split_once(':').map(|(name, value)| (name, value.trim())) {
-            Some(("transfer-encoding", "chunked")) => chunked = true,
-            Some(("content-length", value)) => length = Some(value.parse()?),
-            Some(_) => {}
-            None => break,
-        }
+impl Connection {
+    pub(crate) fn open(address: &str) -> Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { reader: BufReader::new(stream), address: address.to_owned() })
     }
-    let body = if chunked { read_chunks(&mut reader, on_line)? } else { read_plain(&mut reader, length)? };
-    Ok(Answer { status, body: String::from_utf8(body)? })
+
+    /// Posts JSON and calls `on_line` with each line of a streamed answer as it
+    /// comes.
+    pub(crate) fn post(&mut self, path: &str, json: &str, on_line: impl FnMut(&str)) -> Result<Answer> {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            self.address,
+            json.len()
+        );
+        self.send(&(head + json), on_line)
+    }
+
+    fn send(&mut self, request: &str, on_line: impl FnMut(&str)) -> Result<Answer> {
+        let reader = &mut self.reader;
+        reader.get_mut().write_all(request.as_bytes())?;
+        let status_line = line(reader)?;
+        let status = status_line.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.with_context(|| format!("not an HTTP answer: {status_line:?}"))?;
+        let (mut chunked, mut length) = (false, None);
+        loop {
+            let header = line(reader)?.to_ascii_lowercase();
+            match header.split_once(':').map(|(name, value)| (name, value.trim())) {
+                Some(("transfer-encoding", "chunked")) => chunked = true,
+                Some(("content-length", value)) => length = Some(value.parse()?),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        let body = if chunked { read_chunks(reader, on_line)? } else { read_plain(reader, length)? };
+        Ok(Answer { status, body: String::from_utf8(body)? })
+    }
 }
 
 fn read_plain(reader: &mut impl BufRead, length: Option<u64>) -> Result<Vec<u8>> {
@@ -101,7 +106,7 @@ fn line(reader: &mut impl BufRead) -> Result<String> {
 
 /// The first field of this name that is a string, found without parsing the
 /// rest: enough to show the tokens of the simulated engine.
-pub(super) fn string_field(json: &str, name: &str) -> Option<String> {
+pub(crate) fn string_field(json: &str, name: &str) -> Option<String> {
     let (_, after) = json.split_once(&format!("\"{name}\""))?;
     let mut characters = after.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?.chars();
     let mut value = String::new();
