@@ -57,7 +57,7 @@ pub struct Manifest {
 
 impl Manifest {
     /// A manifest that asks for nothing. [`manifest!`](crate::manifest!) takes
-    /// name and version from the crate.
+    /// name and version from the crate's `Cargo.toml`.
     pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
         Self { name: name.into(), version: version.into(), handoff: None, facts: Facts::NONE }
     }
@@ -90,15 +90,10 @@ impl Manifest {
     }
 }
 
-/// A [`Manifest`] versioned like the crate that uses it and named like its
-/// component.
+/// A [`Manifest`] named after the library, as its file is, and versioned like its package.
 #[macro_export]
 macro_rules! manifest {
     () => {
-        $crate::Manifest::new(
-            // `my_policy` of the package `my-policy`; absent in doc tests.
-            option_env!("CARGO_CRATE_NAME").unwrap_or(env!("CARGO_PKG_NAME")),
-            env!("CARGO_PKG_VERSION"),
-        )
+        $crate::Manifest::new(env!("CARGO_CRATE_NAME"), env!("CARGO_PKG_VERSION"))
     };
 }

@@ -4,6 +4,9 @@
 //! is edited, rebuilt and reloaded while requests run. What is shown is real
 //! but for the engines, which have no model.
 
+mod child;
+mod deployment;
+mod http;
 mod load;
 mod policy;
 
@@ -16,12 +19,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::deployment::Deployment;
-use crate::http::Connection;
 use crate::paths::{root, target};
 use crate::run::{Stopwatch, cargo, run};
 use crate::toolchain::Toolchain;
-use crate::{asks_for_help, http, policies, setup, usage};
+use crate::{asks_for_help, policies, setup, usage};
+use deployment::Deployment;
+use http::Connection;
 use load::Load;
 
 const HELP: &str = "\

@@ -5,10 +5,7 @@
 //! built before anything else can be.
 
 mod bench;
-mod child;
 mod demo;
-mod deployment;
-mod http;
 mod paths;
 mod policies;
 mod run;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::child::PATIENCE;
-use crate::http::Connection;
+use super::child::PATIENCE;
+use super::http::Connection;
 use crate::run::Stopwatch;
 
 /// Clients at a time. Each waits for its answer before it asks again.

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::child::{Child, PATIENCE};
-use crate::http;
+use super::child::{Child, PATIENCE};
+use super::http;
 use crate::run::Stopwatch;
 
 /// Two engines of a role are the least that leaves a policy a choice.
 const ENGINES: usize = 2;
 
 /// A running router and its engines; dropping it ends them.
-pub(crate) struct Deployment {
+pub(super) struct Deployment {
     /// Dropped first: it must not see its engines die.
     router: Child,
     router_address: String,
@@ -26,7 +26,7 @@ pub(crate) struct Deployment {
 impl Deployment {
     /// Starts the binaries in `binaries` with these arguments beside the
     /// addresses, and waits until the router is ready.
-    pub(crate) fn start(binaries: &Path, engine: &[&str], router: &[&str]) -> Result<Self> {
+    pub(super) fn start(binaries: &Path, engine: &[&str], router: &[&str]) -> Result<Self> {
         let prefill = engines(binaries, "prefill", engine)?;
         let decode = engines(binaries, "decode", engine)?;
         let router_address = free_address()?;
@@ -43,17 +43,17 @@ impl Deployment {
     }
 
     /// `127.0.0.1:port` of the router.
-    pub(crate) fn router(&self) -> &str {
+    pub(super) fn router(&self) -> &str {
         &self.router_address
     }
 
     /// The decode engines.
-    pub(crate) fn decode(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn decode(&self) -> impl Iterator<Item = &str> {
         self.decode.iter().map(Child::address)
     }
 
     /// The engines and the router, one a line.
-    pub(crate) fn show(&self) {
+    pub(super) fn show(&self) {
         self.prefill.iter().for_each(|engine| println!("prefill  http://{}", engine.address()));
         self.decode().for_each(|address| println!("decode   http://{address}"));
         println!("router   http://{}", self.router_address);
@@ -64,7 +64,7 @@ impl Deployment {
     /// # Errors
     ///
     /// With the router's log, when that takes too long.
-    pub(crate) fn wait_for(&self, what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
+    pub(super) fn wait_for(&self, what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
         let stopwatch = Stopwatch::start();
         while !done() {
             if stopwatch.elapsed() > PATIENCE {

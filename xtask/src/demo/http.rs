@@ -10,24 +10,24 @@ use anyhow::{Context, Result, bail};
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An answer, read to its end.
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) body: String,
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) body: String,
 }
 
 /// A connection that is kept for the next request.
-pub(crate) struct Connection {
+pub(super) struct Connection {
     reader: BufReader<TcpStream>,
     address: String,
 }
 
-pub(crate) fn get(address: &str, path: &str) -> Result<Answer> {
+pub(super) fn get(address: &str, path: &str) -> Result<Answer> {
     let mut connection = Connection::open(address)?;
     connection.send(&format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n"), |_| {})
 }
 
 impl Connection {
-    pub(crate) fn open(address: &str) -> Result<Self> {
+    pub(super) fn open(address: &str) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_nodelay(true)?;
@@ -36,7 +36,7 @@ impl Connection {
 
     /// Posts JSON and calls `on_line` with each line of a streamed answer as it
     /// comes.
-    pub(crate) fn post(&mut self, path: &str, json: &str, on_line: impl FnMut(&str)) -> Result<Answer> {
+    pub(super) fn post(&mut self, path: &str, json: &str, on_line: impl FnMut(&str)) -> Result<Answer> {
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             self.address,
@@ -106,7 +106,7 @@ fn line(reader: &mut impl BufRead) -> Result<String> {
 
 /// The first field of this name that is a string, found without parsing the
 /// rest: enough to show the tokens of the simulated engine.
-pub(crate) fn string_field(json: &str, name: &str) -> Option<String> {
+pub(super) fn string_field(json: &str, name: &str) -> Option<String> {
     let (_, after) = json.split_once(&format!("\"{name}\""))?;
     let mut characters = after.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?.chars();
     let mut value = String::new();

@@ -14,13 +14,13 @@ use crate::run::is_there;
 
 /// How long a program may take to do what it should; it is far quicker unless
 /// the machine is overloaded.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How much of a log is worth showing.
 const LOG_LINES: usize = 20;
 
 /// A running program; dropping it ends it.
-pub(crate) struct Child {
+pub(super) struct Child {
     process: process::Child,
     address: String,
     /// The last lines that it wrote.
@@ -31,7 +31,7 @@ pub(crate) struct Child {
 
 impl Child {
     /// Starts `program`.
-    pub(crate) fn start(name: &str, program: &Path, arguments: &[&str]) -> Result<Self> {
+    pub(super) fn start(name: &str, program: &Path, arguments: &[&str]) -> Result<Self> {
         let mut process = ending_with_us(program)
             .args(arguments)
             .stdin(Stdio::null())
@@ -63,7 +63,7 @@ impl Child {
     }
 
     /// Waits until it says where it listens.
-    pub(crate) fn wait_for_address(&mut self) -> Result<()> {
+    pub(super) fn wait_for_address(&mut self) -> Result<()> {
         self.address = self
             .announced
             .recv_timeout(PATIENCE)
@@ -72,12 +72,12 @@ impl Child {
     }
 
     /// `127.0.0.1:port`.
-    pub(crate) fn address(&self) -> &str {
+    pub(super) fn address(&self) -> &str {
         &self.address
     }
 
     /// The last lines that it wrote.
-    pub(crate) fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 }
