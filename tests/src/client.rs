@@ -1,6 +1,7 @@
 //! A small HTTP/1.1 client that hides nothing: one connection per request, each frame as it arrives, and a drop that
 //! closes the connection.
 
+mod raw;
 mod stream;
 
 use std::time::Duration;
@@ -13,7 +14,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -29,6 +30,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Client {
     address: String,
     headers: HeaderMap,
+    receive_buffer: Option<u32>,
 }
 
 /// A whole answer.
@@ -46,7 +48,12 @@ impl Client {
     /// A client for `127.0.0.1:port`, or `http://127.0.0.1:port`.
     pub fn new(address: &str) -> Self {
         let address = address.trim_start_matches("http://").trim_end_matches('/').to_owned();
-        Self { address, headers: HeaderMap::new() }
+        Self { address, headers: HeaderMap::new(), receive_buffer: None }
+    }
+
+    /// The same client, for which the system keeps at most about so many unread bytes of an answer.
+    pub fn receive_buffer(self, bytes: u32) -> Self {
+        Self { receive_buffer: Some(bytes), ..self }
     }
 
     /// The same client, sending this header too. A header that is not valid HTTP is left out.
@@ -108,13 +115,21 @@ impl Client {
     /// # Errors
     /// If nobody listens.
     pub async fn connect(&self) -> Result<Connection> {
-        let connect = timeout(PATIENCE, TcpStream::connect(&self.address)).await?;
+        let connect = timeout(PATIENCE, self.tcp()).await?;
         let tcp = connect.with_context(|| format!("cannot connect to {}", self.address))?;
         tcp.set_nodelay(true)?;
         let (sender, connection) = http1::handshake(TokioIo::new(tcp)).await?;
         let mut driver = JoinSet::new();
         driver.spawn(async move { drop(connection.await) });
         Ok(Connection { sender, driver })
+    }
+
+    async fn tcp(&self) -> Result<TcpStream> {
+        let Some(bytes) = self.receive_buffer else { return Ok(TcpStream::connect(&self.address).await?) };
+        let address = lookup_host(&self.address).await?.next().context("no address")?;
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_recv_buffer_size(bytes)?;
+        Ok(socket.connect(address).await?)
     }
 }
 

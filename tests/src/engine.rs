@@ -81,7 +81,7 @@ impl Engine {
         Ok(Self { machine, process })
     }
 
-    /// Where it listens: `127.0.0.1:port`, the same over restarts.
+    /// Where it listens: `127.0.0.1:port` or `[::1]:port`, the same over restarts.
     pub fn address(&self) -> String {
         self.machine.address().to_string()
     }

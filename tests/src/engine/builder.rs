@@ -1,6 +1,6 @@
 //! How an engine is set up.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use super::Engine;
@@ -56,6 +56,12 @@ impl EngineBuilder {
     /// The loopback port; any free one by default.
     pub fn port(mut self, port: u16) -> Self {
         self.config.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        self
+    }
+
+    /// A port of the IPv6 loopback address.
+    pub fn ipv6(mut self) -> Self {
+        self.config.listen = SocketAddr::from((Ipv6Addr::LOCALHOST, self.config.listen.port()));
         self
     }
 

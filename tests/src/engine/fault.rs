@@ -14,7 +14,7 @@ use serde_json::Value;
 pub(crate) use before::{Before, Verdict};
 pub(crate) use outcome::Outcome;
 pub(crate) use side::Side;
-pub(crate) use wire::{Wire, shape};
+pub(crate) use wire::{Wire, loses, shape};
 
 use crate::lock::lock;
 

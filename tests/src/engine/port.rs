@@ -35,7 +35,7 @@ impl HeldPort {
 }
 
 fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
-    let socket = TcpSocket::new_v4()?;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // Both sockets ask for it, which lets them share the port.
     socket.set_reuseaddr(true)?;
     socket.set_reuseport(true)?;

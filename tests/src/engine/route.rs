@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::body::{SimBody, full};
 use super::call::Endpoint;
 use super::config::Config;
-use super::fault::{Before, Faults, Plan, Step, Verdict, shape};
+use super::fault::{Before, Faults, Plan, Step, Verdict, loses, shape};
 use super::inference::infer;
 use super::journal::{End, Journal};
 use super::rank::Rank;
@@ -65,6 +65,10 @@ impl Service {
                 None => self.other(&parts.method, &path, &parts.headers, &body),
             },
         };
+        if loses(&wire, response.body_mut()).await {
+            entry.end(End::Cut);
+            return Err(Closed);
+        }
         for fault in wire {
             response = response.map(|body| shape(body, fault));
         }

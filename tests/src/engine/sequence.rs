@@ -170,7 +170,7 @@ impl Sequence {
             remote_block_ids: [blocks],
             remote_engine_id: self.rank.engine_id.clone(),
             remote_request_id: request_id,
-            remote_host: "127.0.0.1".to_owned(),
+            remote_host: self.rank.config.listen.ip().to_string(),
             remote_port: self.rank.side_port,
             tp_size: 1,
             dcp_size: 1,

@@ -95,6 +95,14 @@ impl Fault {
         self.header("content-type", "application/json")
     }
 
+    /// With [`Fault::status`]: this text instead of an error envelope, JSON or not.
+    pub fn body(mut self, content_type: &str, text: &str) -> Self {
+        if let Kind::Before(Before::Status { body, .. }) = &mut self.kind {
+            *body = Some(text.to_owned());
+        }
+        self.header("content-type", content_type)
+    }
+
     /// The connection is closed without a response.
     pub fn close_before_headers() -> Self {
         Self::new(Kind::Before(Before::CloseBeforeHeaders {}))

@@ -1,8 +1,9 @@
-//! Faults on the way of the response's body: cut, stalled, slow, or in pieces that respect no event's borders.
+//! Faults on the way of the response: lost, cut, stalled, slow, bloated, or in pieces that respect no event's borders.
 
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
 use serde::Deserialize;
 use tokio::time::sleep;
 
@@ -23,6 +24,15 @@ pub(crate) enum Wire {
     OneByteWrites {},
     Reframe { seed: u64 },
     KeepAliveComments {},
+    PaddedFrames { bytes: usize },
+    LoseAnswer {},
+}
+
+/// Whether the answer is to be lost; if so the engine has served the request when this returns.
+pub(crate) async fn loses(faults: &[Wire], body: &mut SimBody) -> bool {
+    let lost = faults.iter().any(|fault| matches!(fault, Wire::LoseAnswer {}));
+    while lost && body.frame().await.is_some() {}
+    lost
 }
 
 /// Lets `fault` happen to a body.
@@ -58,7 +68,15 @@ pub(crate) fn shape(body: SimBody, fault: Wire) -> SimBody {
                     out.send(frame).await;
                 }
             }
+            Wire::PaddedFrames { bytes } => {
+                let padding = Bytes::from(format!(": {}\n\n", "x".repeat(bytes)));
+                while let Some(frame) = frames.next().await {
+                    out.send(padding.clone()).await;
+                    out.send(frame).await;
+                }
+            }
             Wire::Reframe { seed } => reframe(&mut frames, &out, seed).await,
+            Wire::LoseAnswer {} => out.cut().await,
         }
     })
 }
@@ -98,6 +116,11 @@ impl Fault {
         Self::cut_after(0)
     }
 
+    /// The request is served to its end, and the connection then closed without a byte of the answer.
+    pub fn lose_answer() -> Self {
+        Self::new(Kind::Wire(Wire::LoseAnswer {}))
+    }
+
     /// The connection closes after so many frames of the body.
     pub fn cut_after(frames: usize) -> Self {
         Self::new(Kind::Wire(Wire::CutAfter { frames }))
@@ -121,6 +144,11 @@ impl Fault {
     /// A comment comes before each event of a stream, as keep-alive settings of some servers make them.
     pub fn keep_alive_comments() -> Self {
         Self::new(Kind::Wire(Wire::KeepAliveComments {}))
+    }
+
+    /// A comment of so many bytes comes before each event of a stream.
+    pub fn padded_frames(bytes: usize) -> Self {
+        Self::new(Kind::Wire(Wire::PaddedFrames { bytes }))
     }
 
     /// The body's bytes are split and merged without regard to events, the same way for the same `seed`.
