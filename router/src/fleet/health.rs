@@ -112,58 +112,52 @@ impl Health {
         }
     }
 
-    /// A request failed for the engine's fault. Returns whether that took the instance out.
-    pub fn request_failed(&self) -> bool {
-        self.failed(Some(self.settings.cool_down))
+    /// A request failed for the engine's fault.
+    pub fn request_failed(&self) {
+        self.failed(Some(self.settings.cool_down));
     }
 
-    /// A probe failed. Returns whether that took the instance out.
-    pub(super) fn probe_failed(&self) -> bool {
-        self.failed(None)
+    /// A probe failed.
+    pub(super) fn probe_failed(&self) {
+        self.failed(None);
     }
 
-    /// A probe succeeded. Returns whether that brought the instance (back) in.
-    pub(super) fn probe_succeeded(&self) -> bool {
+    /// A probe succeeded, which brings the instance (back) in if its pause is over.
+    pub(super) fn probe_succeeded(&self) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.state == HealthState::Healthy {
             // Failed requests in between go on counting: /health says little of an engine's worth.
-            return false;
+            return;
         }
         if inner.out_until.is_some_and(|until| Instant::now() < until) {
-            return false;
+            return;
         }
         *inner = Inner { state: HealthState::Healthy, out_until: None };
         self.failures.store(0, Ordering::Relaxed);
         self.healthy.store(true, Ordering::Relaxed);
-        true
     }
 
-    /// A probe found other models than the wanted one. Returns whether that is news.
-    pub(super) fn wrong_model(&self, served: Vec<String>) -> bool {
+    /// A probe found other models than the wanted one.
+    pub(super) fn wrong_model(&self, served: Vec<String>) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = HealthState::WrongModel(served);
-        let news = inner.state != state;
-        inner.state = state;
+        inner.state = HealthState::WrongModel(served);
         self.healthy.store(false, Ordering::Relaxed);
-        news
     }
 
-    fn failed(&self, cool_down: Option<Duration>) -> bool {
+    fn failed(&self, cool_down: Option<Duration>) {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         if failures < self.settings.failures {
-            return false;
+            return;
         }
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.state == HealthState::Starting && failures < self.settings.failures * STARTING_PATIENCE {
-            return false;
+            return;
         }
-        let news = matches!(inner.state, HealthState::Healthy | HealthState::Starting);
         inner.state = HealthState::Unhealthy;
         if let Some(pause) = cool_down {
             inner.out_until = Some(Instant::now() + pause);
         }
         self.healthy.store(false, Ordering::Relaxed);
-        news
     }
 }
 
@@ -173,7 +167,7 @@ mod tests {
 
     fn healthy() -> Health {
         let health = Health::new(HealthSettings::default());
-        assert!(health.probe_succeeded());
+        health.probe_succeeded();
         health
     }
 
@@ -181,14 +175,15 @@ mod tests {
     async fn only_failures_in_a_row_take_an_instance_out() {
         let health = healthy();
         for _ in 0..10 {
-            assert!(!health.request_failed());
-            assert!(!health.request_failed());
+            health.request_failed();
+            health.request_failed();
             health.request_succeeded();
         }
         assert!(health.is_healthy());
-        assert!(!health.request_failed());
-        assert!(!health.request_failed());
-        assert!(health.request_failed());
+        health.request_failed();
+        health.request_failed();
+        assert!(health.is_healthy());
+        health.request_failed();
         assert!(!health.is_healthy());
         assert_eq!(health.state(), HealthState::Unhealthy);
     }
@@ -196,11 +191,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_comes_back_by_a_probe_after_the_pause() {
         let health = healthy();
-        let _ = [(); 3].map(|()| health.request_failed());
-        assert!(!health.probe_succeeded());
+        (0..3).for_each(|_| health.request_failed());
+        health.probe_succeeded();
+        assert!(!health.is_healthy());
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(!health.is_healthy());
-        assert!(health.probe_succeeded());
+        health.probe_succeeded();
         assert!(health.is_healthy());
         assert_eq!(health.failures(), 0);
     }
@@ -208,17 +204,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_never_answers_is_given_up_in_the_end() {
         let health = Health::new(HealthSettings::default());
-        let news: Vec<_> = (0..30).map(|_| health.probe_failed()).collect();
-        assert_eq!(news.iter().position(|n| *n), Some(23));
-        assert_eq!(news.iter().filter(|n| **n).count(), 1);
-        assert!(health.probe_succeeded());
+        (0..23).for_each(|_| health.probe_failed());
+        assert_eq!(health.state(), HealthState::Starting);
+        health.probe_failed();
+        assert_eq!(health.state(), HealthState::Unhealthy);
+        health.probe_succeeded();
+        assert!(health.is_healthy());
     }
 
     #[tokio::test(start_paused = true)]
     async fn failed_probes_need_no_pause() {
         let health = healthy();
-        let _ = [(); 3].map(|()| health.probe_failed());
+        (0..3).for_each(|_| health.probe_failed());
         assert!(!health.is_healthy());
-        assert!(health.probe_succeeded());
+        health.probe_succeeded();
+        assert!(health.is_healthy());
     }
 }

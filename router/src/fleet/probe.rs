@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::instance::Instance;
-use super::{Fleet, role_name, scrape};
+use super::{Fleet, HealthState, role_name, scrape};
 use crate::body::read::read_capped;
 use crate::upstream::LegRequest;
 
@@ -28,6 +28,7 @@ pub(super) fn start(fleet: &Arc<Fleet>, instance: &Arc<Instance>) {
         regular.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut eager = interval(EAGER.min(settings.interval));
         eager.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut announced = HealthState::Starting;
         loop {
             if instance.health.is_healthy() {
                 regular.tick().await;
@@ -36,6 +37,12 @@ pub(super) fn start(fleet: &Arc<Fleet>, instance: &Arc<Instance>) {
             }
             let Some(fleet) = fleet.upgrade() else { return };
             probe(&fleet, &instance).await;
+            // Requests may have changed it as well.
+            let state = instance.health.state();
+            if state != announced {
+                announce(&fleet, &instance, &state);
+                announced = state;
+            }
         }
     }));
 }
@@ -45,15 +52,15 @@ async fn probe(fleet: &Fleet, instance: &Arc<Instance>) {
     let limit = fleet.settings.health.timeout;
     let api_key = fleet.settings.api_key.as_deref();
     let healthy = matches!(get(instance, "/health", limit, None).await, Some((StatusCode::OK, _)));
-    let news = if !healthy {
-        instance.health.probe_failed()
-    } else if let Some(served) = other_models(fleet, instance, limit, api_key).await {
-        instance.health.wrong_model(served)
+    let health = &instance.health;
+    if !healthy {
+        health.probe_failed();
     } else {
-        instance.health.probe_succeeded()
-    };
-    if news {
-        announce(fleet, instance);
+        match models(fleet, instance, limit, api_key).await {
+            Models::Right => health.probe_succeeded(),
+            Models::Wrong(served) => health.wrong_model(served),
+            Models::Unknown => health.probe_failed(),
+        }
     }
     if healthy && let Some((StatusCode::OK, text)) = get(instance, "/metrics", limit, None).await {
         let report = std::str::from_utf8(&text).ok().and_then(scrape::parse).unwrap_or_default();
@@ -61,44 +68,49 @@ async fn probe(fleet: &Fleet, instance: &Arc<Instance>) {
     }
 }
 
-fn announce(fleet: &Fleet, instance: &Instance) {
-    let (state, address) = (instance.health.state(), instance.address());
-    let role = role_name(instance.spec().role);
-    match &state {
-        super::HealthState::WrongModel(served) => tracing::warn!(
+fn announce(fleet: &Fleet, instance: &Instance, state: &HealthState) {
+    let (address, role) = (instance.address(), role_name(instance.spec().role));
+    match state {
+        HealthState::WrongModel(served) => tracing::warn!(
             instance = address,
             role,
             wanted = fleet.settings.model,
             ?served,
             "instance does not serve the model given by --model; nothing is sent to it"
         ),
-        super::HealthState::Healthy => tracing::info!(instance = address, role, "instance is healthy"),
+        HealthState::Healthy => tracing::info!(instance = address, role, "instance is healthy"),
         _ => tracing::warn!(instance = address, role, state = state.name(), "instance can't be used"),
     }
     fleet.availability_changed();
 }
 
-/// The models that the instance serves, if the wanted one is not among them. Asked only while the
-/// instance is out of use: engines don't change their model while they run.
-async fn other_models(
-    fleet: &Fleet,
-    instance: &Instance,
-    limit: Duration,
-    api_key: Option<&str>,
-) -> Option<Vec<String>> {
-    let wanted = fleet.settings.model.as_deref()?;
+/// What an instance serves, as far as it matters.
+enum Models {
+    /// The wanted model, or none is wanted.
+    Right,
+    /// These, and the wanted one is not among them.
+    Wrong(Vec<String>),
+    /// It did not say.
+    Unknown,
+}
+
+/// Asks for the models only while the instance is out of use: engines don't change theirs while they run.
+async fn models(fleet: &Fleet, instance: &Instance, limit: Duration, api_key: Option<&str>) -> Models {
+    let Some(wanted) = fleet.settings.model.as_deref() else { return Models::Right };
     if instance.health.is_healthy() {
-        return None;
+        return Models::Right;
     }
-    let (status, body) = get(instance, "/v1/models", limit, api_key).await?;
+    let Some((status, body)) = get(instance, "/v1/models", limit, api_key).await else {
+        return Models::Unknown;
+    };
     if status != StatusCode::OK {
-        return Some(vec![format!("(GET /v1/models answers {status})")]);
+        return Models::Wrong(vec![format!("(GET /v1/models answers {status})")]);
     }
     let served = model_ids(&body);
     // The demo proxy compares the last path segment, so that a local path matches a hub name.
     let base = |name: &str| name.rsplit('/').next().unwrap_or(name).to_owned();
     let same = served.iter().any(|s| s == wanted || base(s) == base(wanted));
-    (!same).then_some(served)
+    if same { Models::Right } else { Models::Wrong(served) }
 }
 
 fn model_ids(body: &[u8]) -> Vec<String> {
@@ -130,6 +142,7 @@ async fn get(
         uri: Uri::from_static(path),
         headers,
         body: bytes::Bytes::new().into(),
+        repeatable: true,
     };
     let answer = async {
         let response = instance.pool().send(&request, limit).await.ok()?;

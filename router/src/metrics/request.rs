@@ -35,7 +35,7 @@ pub enum Fallback {
     PrefillFailed,
     /// Prefill returned nothing that decode could use; decode computed the prompt.
     NoHandle,
-    /// The handle was refused by the guard; decode computed the prompt.
+    /// The handle was refused, by the guard or by the policy; decode computed the prompt.
     BadHandle,
     /// The handle was too old to be used; the prompt was computed again.
     LateHandle,

@@ -52,15 +52,18 @@ impl Answer {
     ) -> Result<Self, Error> {
         let (head, body) = response.into_parts();
         if content_type_is(&head.headers, "text/event-stream") {
-            return Ok(Self {
-                head,
-                body: Source::Stream(Box::new(Stream::events(body, in_flight, idle, expected))),
-            });
+            let stream = Stream::events(body, head.status, in_flight, idle, expected);
+            return Ok(Self { head, body: Source::Stream(Box::new(stream)) });
         }
         if !content_type_is(&head.headers, "application/json") {
-            return Ok(Self { head, body: Source::Stream(Box::new(Stream::raw(body, in_flight, idle))) });
+            let stream = Stream::raw(body, head.status, in_flight, idle);
+            return Ok(Self { head, body: Source::Stream(Box::new(stream)) });
         }
-        let bytes = whole(body, Phase::Decode, idle).await?;
+        let health = in_flight.instance().health();
+        let bytes = whole(body, Phase::Decode, idle).await.inspect_err(|_| health.request_failed())?;
+        if !head.status.is_server_error() {
+            health.request_succeeded();
+        }
         if let Some(expected) = expected {
             expected.seen_in(&bytes);
         }

@@ -50,6 +50,7 @@ impl<'a> Attempt<'a> {
             uri: self.parsed.uri.clone(),
             headers,
             body: self.body(leg),
+            repeatable: true,
         }
     }
 

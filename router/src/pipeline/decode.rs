@@ -38,7 +38,8 @@ pub(super) async fn run(
         attempt.account.decode_at(&scheduled);
         let leg = merge(attempt, handle.as_ref());
         let carries_handle = leg.edits.iter().any(|e| sets_params(e).is_some());
-        let request = attempt.leg_request(&leg, &scheduled);
+        let mut request = attempt.leg_request(&leg, &scheduled);
+        request.repeatable = !carries_handle;
         if let Some(handle) = handle.as_mut().filter(|_| carries_handle) {
             handle.used();
         }
@@ -57,6 +58,9 @@ pub(super) async fn run(
             }
             Ok(response) => {
                 scheduled.in_flight.answered();
+                if let Some(handle) = handle.as_mut().filter(|_| is_full(response.status())) {
+                    handle.not_used_after_all();
+                }
                 return answered(attempt, scheduled, retries, response, carries_handle).await;
             }
         }
@@ -92,8 +96,9 @@ fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
     if let Some(danger) = unsafe_params {
         attempt.account.unsafe_handle(&decided.by, &danger);
         leg.edits.retain(|e| sets_params(e).is_none());
-    } else if params.is_none() && leg.edits.is_empty() && leg.headers.is_empty() {
-        attempt.account.fell_back(Fallback::NoHandle, None);
+    } else if leg.edits.is_empty() && leg.headers.is_empty() {
+        let why = if params.is_some() { Fallback::BadHandle } else { Fallback::NoHandle };
+        attempt.account.fell_back(why, None);
     }
     leg
 }
@@ -114,13 +119,19 @@ fn failed(
     may_have_run: bool,
 ) -> Result<(), Error> {
     let instance = &scheduled.chosen.instance;
-    instance.health().request_failed();
-    retries.failed(instance.id());
     // An engine that is silent for so long may still be at it; a second one would not be faster.
     let give_up = may_have_run && source.is_timeout();
+    let stale = source.is_stale_connection();
     let error = Error::Leg { phase: Phase::Decode, source };
     attempt.account.leg_failed(&error);
-    if !give_up && retries.take(attempt.app, Phase::Decode) { Ok(()) } else { Err(error) }
+    let again = if stale {
+        retries.take_any(attempt.app, Phase::Decode)
+    } else {
+        instance.health().request_failed();
+        retries.failed(instance.id());
+        !give_up && retries.take(attempt.app, Phase::Decode)
+    };
+    if again { Ok(()) } else { Err(error) }
 }
 
 /// The engine has answered, one way or another.
@@ -136,20 +147,21 @@ async fn answered(
         attempt.account.leg_failed(&Error::Refused { phase: Phase::Decode, status });
         return Ok(Decoded::TryAgain);
     }
-    if !status.is_server_error() {
-        instance.health().request_succeeded();
-    }
     let idle = attempt.app.config.timeouts.stream_idle;
     let expected = attempt.parsed.stateful.then(|| Expected::new(&attempt.app.homes, instance.id()));
     match Answer::receive(response, scheduled.in_flight, idle, expected).await {
         Ok(answer) => Ok(Decoded::Answer(answer)),
         Err(error) => {
-            instance.health().request_failed();
             retries.failed(instance.id());
             attempt.account.leg_failed(&error);
             if retries.take(attempt.app, Phase::Decode) { Ok(Decoded::TryAgain) } else { Err(error) }
         }
     }
+}
+
+/// Whether the engine has refused the request at the door: it is well, and has fetched nothing.
+fn is_full(status: StatusCode) -> bool {
+    status == StatusCode::SERVICE_UNAVAILABLE
 }
 
 /// Whether this status is worth a fresh try. A 500 to a leg with a handle most likely says that the KV
@@ -164,7 +176,7 @@ fn may_start_over(
 ) -> bool {
     let instance = &scheduled.chosen.instance;
     match (status, attempt.pair.prefill) {
-        (StatusCode::SERVICE_UNAVAILABLE, _) => {
+        (status, _) if is_full(status) => {
             retries.failed(instance.id());
             retries.take(attempt.app, Phase::Decode)
         }

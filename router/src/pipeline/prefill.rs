@@ -109,7 +109,7 @@ async fn leg(attempt: &mut Attempt<'_>, scheduled: Scheduled) -> Result<LegEnd, 
 /// What prefill hands over. Without KV transfer params there may still be something to fetch, for
 /// connectors that find it by the prompt; the policy knows.
 fn handle(attempt: &Attempt<'_>, answer: Object) -> Prefilled {
-    let params = answer.get("kv_transfer_params").filter(|p| *p != "null").map(str::to_owned);
+    let params = answer.get("kv_transfer_params").filter(|p| !["null", "{}"].contains(p)).map(str::to_owned);
     attempt.facts.set_prefill_answer(answer);
     match params {
         Some(params) => {

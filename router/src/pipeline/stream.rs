@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use http_body::{Body as _, SizeHint};
 use thiserror::Error;
 use tokio::time::{Instant, Sleep, sleep};
@@ -48,8 +49,10 @@ pub(super) struct Stream {
     expected: Option<Expected>,
     /// Frames since the alarm was set.
     frames: u32,
+    /// Of the answer's head.
+    status: StatusCode,
     /// Counts the request as in flight until the stream is gone.
-    _in_flight: InFlight,
+    in_flight: InFlight,
 }
 
 #[derive(Debug)]
@@ -64,15 +67,16 @@ impl Stream {
     /// An event stream.
     pub(super) fn events(
         body: ResponseBody,
+        status: StatusCode,
         in_flight: InFlight,
         idle: Duration,
         expected: Option<Expected>,
     ) -> Self {
-        Self { filter: Some(EventFilter::default()), expected, ..Self::raw(body, in_flight, idle) }
+        Self { filter: Some(EventFilter::default()), expected, ..Self::raw(body, status, in_flight, idle) }
     }
 
     /// Something else.
-    pub(super) fn raw(body: ResponseBody, in_flight: InFlight, idle: Duration) -> Self {
+    pub(super) fn raw(body: ResponseBody, status: StatusCode, in_flight: InFlight, idle: Duration) -> Self {
         let alarm = Box::pin(sleep(idle));
         Self {
             state: State::Flowing(body),
@@ -81,7 +85,8 @@ impl Stream {
             alarm,
             expected: None,
             frames: 0,
-            _in_flight: in_flight,
+            status,
+            in_flight,
         }
     }
 
@@ -147,6 +152,9 @@ impl Stream {
     /// The engine has said all; what the filter still holds goes out.
     fn end(&mut self, account: Option<&mut Account>) -> Option<Bytes> {
         self.state = State::Ended;
+        if !self.status.is_server_error() {
+            self.in_flight.instance().health().request_succeeded();
+        }
         let rest = self.filter.as_mut().map(EventFilter::finish);
         if let Some(account) = account {
             account.finished(self.filter.as_ref().and_then(EventFilter::usage));
@@ -159,6 +167,7 @@ impl Stream {
         error: BrokeOff,
         account: Option<&mut Account>,
     ) -> Poll<Option<Result<Bytes, BrokeOff>>> {
+        self.in_flight.instance().health().request_failed();
         if let Some(account) = account {
             account.broke_off(matches!(error, BrokeOff::Silent(_)), &error);
         }

@@ -50,8 +50,13 @@ async fn send(app: &App, instance: &Arc<Instance>, path: &'static str, body: Byt
     let key =
         app.config.engine_key.as_deref().and_then(|key| HeaderValue::try_from(format!("Bearer {key}")).ok());
     headers.extend(key.map(|key| (AUTHORIZATION, key)));
-    let request =
-        LegRequest { method: Method::POST, uri: Uri::from_static(path), headers, body: body.into() };
+    let request = LegRequest {
+        method: Method::POST,
+        uri: Uri::from_static(path),
+        headers,
+        body: body.into(),
+        repeatable: true,
+    };
     let (done, said) = match instance.pool().send(&request, app.config.timeouts.prefill).await {
         Err(error) => (false, json!({ "error": crate::error::chain(&error) })),
         Ok(response) => {

@@ -109,6 +109,11 @@ impl Pool {
         self.retire(&mut idle, Instant::now());
     }
 
+    /// Closes all idle connections.
+    pub(super) fn close_idle(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     fn take_idle(&self) -> Option<Connection> {
         let now = Instant::now();
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);

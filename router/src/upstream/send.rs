@@ -24,6 +24,8 @@ pub struct LegRequest {
     pub headers: HeaderMap,
     /// The body; cloning it shares the bytes.
     pub body: Segments,
+    /// Whether it does no harm if the engine gets it twice.
+    pub repeatable: bool,
 }
 
 /// Why no answer came.
@@ -37,6 +39,9 @@ pub enum SendError {
     Closed {
         /// `host:port`.
         address: String,
+        /// Whether the connection had been used before: then the engine has most likely closed it while
+        /// it was idle, and is well.
+        reused: bool,
         /// hyper's reason.
         #[source]
         source: hyper::Error,
@@ -55,6 +60,11 @@ impl SendError {
     /// Whether it is certain that the engine has not seen the request.
     pub fn never_sent(&self) -> bool {
         matches!(self, Self::Connect(_))
+    }
+
+    /// Whether it most likely says nothing of the engine: a used connection broke.
+    pub fn is_stale_connection(&self) -> bool {
+        matches!(self, Self::Closed { reused: true, .. })
     }
 
     /// Whether a deadline passed.
@@ -77,9 +87,9 @@ impl LegRequest {
 }
 
 impl Pool {
-    /// Sends `request`. It is repeated once, on a new connection, when nothing was written, or when a
-    /// connection that had been used before broke without a byte of an answer: then the engine closed
-    /// it while idle.
+    /// Sends `request`. It is repeated once, on a new connection, when nothing was written, or, if it is
+    /// repeatable, when a connection that had been used before broke without a byte of an answer: then
+    /// the engine has most likely closed it while it was idle.
     ///
     /// # Errors
     /// [`SendError`]; `head_timeout` covers everything up to the head of the answer.
@@ -98,15 +108,17 @@ impl Pool {
         request: &LegRequest,
     ) -> Result<Response<ResponseBody>, SendError> {
         let connection = self.take().await?;
-        let reused = connection.reused;
         match self.attempt(connection, request).await {
-            Err(failure) if reused || failure.unwritten => {
-                let connection = self.open().await?;
-                self.attempt(connection, request).await
+            Err(failure) if failure.unwritten || (failure.reused && request.repeatable) => {
+                self.attempt(self.open().await?, request).await
             }
             outcome => outcome,
         }
-        .map_err(|failure| SendError::Closed { address: self.address().to_owned(), source: failure.error })
+        .map_err(|failure| SendError::Closed {
+            address: self.address().to_owned(),
+            reused: failure.reused,
+            source: failure.error,
+        })
     }
 
     async fn attempt(
@@ -114,13 +126,18 @@ impl Pool {
         mut connection: Connection,
         request: &LegRequest,
     ) -> Result<Response<ResponseBody>, Failure> {
+        let reused = connection.reused;
         match connection.sender.try_send_request(request.build(self.address())).await {
             Ok(response) => {
                 Ok(response
                     .map(|incoming: Incoming| ResponseBody::new(incoming, connection, Arc::clone(self))))
             }
             Err(mut error) => {
-                Err(Failure { unwritten: error.take_message().is_some(), error: error.into_error() })
+                if reused {
+                    // Those that have been idle for longer are no better.
+                    self.close_idle();
+                }
+                Err(Failure { unwritten: error.take_message().is_some(), reused, error: error.into_error() })
             }
         }
     }
@@ -129,5 +146,7 @@ impl Pool {
 struct Failure {
     /// hyper handed the request back: not a byte of it was written.
     unwritten: bool,
+    /// The connection had carried a request before.
+    reused: bool,
     error: hyper::Error,
 }

@@ -1,0 +1,139 @@
+//! Decode fails before its answer: another engine, or another attempt; a handle is never used twice.
+
+use anyhow::Result;
+use edge_router_tests::engine::Fault;
+
+use super::{Scene, assert_error};
+
+#[tokio::test]
+async fn one_that_refuses_connections_has_not_seen_the_handle() -> Result<()> {
+    let scene = Scene::new(1, 2).await?;
+    scene.fleet.decode[0].kill().await;
+    for stream in [false, true, false, true] {
+        scene.served(stream).await?;
+    }
+    assert!(scene.count("retries", "leg=\"decode\"").await? >= 1.0);
+    // One prefill a request: the other engine was given the same handle.
+    assert_eq!(scene.generations(), (vec![4], vec![0, 4]));
+    assert_eq!(scene.fleet.decode[1].counters().remote_loads, 4);
+    assert_eq!(scene.count("orphaned_handles", "").await?, 0.0);
+    scene.fleet.assert_quiescent().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn with_no_engine_left_the_handle_is_counted_as_an_orphan() -> Result<()> {
+    let mut scene = Scene::new(1, 1).await?;
+    scene.fleet.decode[0].kill().await;
+    for stream in [false, true] {
+        assert_error(&scene.answer(stream).await?, 502, "engine_unreachable");
+    }
+    assert_eq!(scene.count("orphaned_handles", "").await?, 2.0);
+    scene.fleet.expect_pinned(2);
+    scene.fleet.assert_quiescent().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failed_transfer_is_made_good_by_a_fresh_attempt() -> Result<()> {
+    for prefills in [1, 2] {
+        let scene = Scene::new(prefills, 1).await?;
+        for stream in [false, true] {
+            // As if the KV cache could not be fetched: the blocks are let go of, and the request fails.
+            scene.fleet.decode[0].fault(Fault::status(500).on_decode());
+            scene.served(stream).await?;
+            assert!(scene.router.status().await?["ready"].as_bool().is_some_and(|ready| ready));
+        }
+        assert_eq!(scene.count("retries", "leg=\"decode\"").await?, 2.0);
+        assert_eq!(scene.generations().1, [4]);
+        let decode = scene.fleet.decode[0].counters();
+        let other_prefill = prefills == 2;
+        assert_eq!(decode.remote_loads, if other_prefill { 2 } else { 0 });
+        assert_eq!(decode.local_prefills, if other_prefill { 0 } else { 2 });
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_prefill_engine_that_dies_between_the_legs_costs_no_plain_request() -> Result<()> {
+    let scene = Scene::new(2, 1).await?;
+    scene.served(false).await?;
+    // Its handle is good, and nobody answers where it points to.
+    let leaving = &scene.fleet.prefill[1];
+    scene.fleet.decode[0].fault(Fault::delay(std::time::Duration::from_millis(300)).on_decode());
+    let (served, ()) = tokio::join!(scene.served(false), async {
+        let pinned = edge_router_tests::patience::eventually("prefill is done", || leaving.pinned() > 0);
+        pinned.await.expect("pinned");
+        leaving.kill().await;
+    });
+    served?;
+    assert_eq!(scene.fleet.decode[0].counters().failed_loads, 1);
+    assert_eq!(scene.fleet.decode[0].counters().remote_loads, 2);
+    scene.fleet.assert_quiescent().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_reset_before_the_answer_is_made_good_elsewhere() -> Result<()> {
+    let scene = Scene::new(1, 2).await?;
+    for stream in [false, true] {
+        for decode in &scene.fleet.decode {
+            decode.clear_faults();
+        }
+        let asked_first = scene.generations().1.iter().sum::<usize>() % 2;
+        scene.fleet.decode[asked_first].fault(Fault::close_before_headers().on_decode().always());
+        scene.served(stream).await?;
+    }
+    assert!(scene.count("retries", "leg=\"decode\"").await? >= 1.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_reset_by_the_only_engine_is_an_error() -> Result<()> {
+    let scene = Scene::new(1, 1).await?;
+    scene.fleet.decode[0].fault(Fault::close_before_headers().on_decode().always());
+    for stream in [false, true] {
+        assert_error(&scene.answer(stream).await?, 502, "engine_unreachable");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_handle_that_may_have_been_used_is_not_sent_again() -> Result<()> {
+    for decodes in [1, 2] {
+        let scene = Scene::new(1, decodes).await?;
+        // On a connection that has been used before, which the router may take for one that was closed while idle.
+        scene.served(false).await?;
+        scene.served(false).await?;
+        for decode in &scene.fleet.decode {
+            decode.fault(Fault::lose_answer().on_decode());
+        }
+        scene.served(false).await?;
+        let handles: Vec<_> = scene.fleet.decode.iter().flat_map(|decode| decode.requests()).collect();
+        let mut ids: Vec<_> = handles
+            .iter()
+            .map(|leg| leg.json()["kv_transfer_params"]["remote_request_id"].to_string())
+            .filter(|id| id != "null")
+            .collect();
+        let sent = ids.len();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), sent, "a handle was sent twice");
+        scene.fleet.assert_quiescent().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_engine_that_is_silent_for_too_long_is_given_up() -> Result<()> {
+    let mut scene = Scene::with(1, 2, |router| router.arg("--decode-timeout-s").arg("1")).await?;
+    for decode in &scene.fleet.decode {
+        decode.fault(Fault::hang().on_decode());
+    }
+    assert_error(&scene.answer(false).await?, 504, "engine_timeout");
+    // Another would not have been faster.
+    assert_eq!(scene.generations().1.iter().sum::<usize>(), 1);
+    scene.fleet.expect_pinned(1);
+    scene.fleet.assert_quiescent().await;
+    Ok(())
+}
