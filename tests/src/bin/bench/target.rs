@@ -41,7 +41,7 @@ impl Target {
 
     pub(crate) async fn router(fleet: &Fleet, name: &'static str, policies: &[&str]) -> Result<Self> {
         let router = policies.iter().fold(fleet.router(), |router, policy| router.policy(policy));
-        Ok(Self { name, kind: Kind::Router(Box::new(router.arg("--log").arg("warn").start().await?)) })
+        Ok(Self { name, kind: Kind::Router(Box::new(router.start().await?)) })
     }
 
     pub(crate) fn has_router(&self) -> bool {
