@@ -3,10 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails, in a helper too")]
 
 mod captures;
+mod connections;
+mod drain;
 mod engine;
 mod failures;
 mod harness;
+mod health;
+mod in_flight;
 mod load;
 mod pipeline;
 mod policies;
 mod reload;
+mod slow_reader;

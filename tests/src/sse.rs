@@ -48,6 +48,8 @@ impl Event {
 #[derive(Debug, Default)]
 pub struct EventBuffer {
     held: Vec<u8>,
+    /// So many bytes from the start hold no end of an event.
+    searched: usize,
 }
 
 impl EventBuffer {
@@ -55,10 +57,12 @@ impl EventBuffer {
     pub fn push(&mut self, bytes: &[u8]) -> Vec<Event> {
         self.held.extend_from_slice(bytes);
         let mut events = Vec::new();
-        while let Some(end) = self.held.windows(2).position(|pair| pair == b"\n\n") {
-            let block: Vec<u8> = self.held.drain(..end + 2).collect();
+        while let Some(end) = self.held[self.searched..].windows(2).position(|pair| pair == b"\n\n") {
+            let block: Vec<u8> = self.held.drain(..self.searched + end + 2).collect();
             events.push(Event::parse(&String::from_utf8_lossy(&block)));
+            self.searched = 0;
         }
+        self.searched = self.held.len().saturating_sub(1);
         events
     }
 

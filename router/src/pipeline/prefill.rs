@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::answer::{self, Answer};
 use super::attempt::{Attempt, Retries};
-use super::schedule::{Scheduled, schedule};
+use super::schedule::{Scheduled, can_schedule, schedule};
 use crate::body::scan::Object;
 use crate::config::WithoutPrefill;
 use crate::error::{Error, Unavailable};
@@ -28,6 +28,8 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
     if !has_pair(attempt) {
         return Ok(Prefilled::Skipped);
     }
+    // A KV cache that nobody can fetch would only be in the way.
+    can_schedule(attempt, Phase::Decode, &retries.tried)?;
     loop {
         let scheduled = match schedule(attempt, Phase::Prefill, &retries.tried) {
             Ok(scheduled) => scheduled,

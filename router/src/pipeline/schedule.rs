@@ -49,6 +49,18 @@ pub(super) fn schedule(
     Ok(Scheduled { chosen: decided.value, in_flight, by: decided.by })
 }
 
+/// Whether `phase` could be scheduled now.
+///
+/// # Errors
+/// Why not.
+pub(super) fn can_schedule(attempt: &Attempt<'_>, phase: Phase, tried: &[InstanceId]) -> Result<(), Error> {
+    let snapshot = attempt.app.fleet.snapshot();
+    if snapshot.serving(phase).any(|i| i.is_available() && !tried.contains(&i.id())) {
+        return Ok(());
+    }
+    Err(Error::NoInstance { phase, why: why(&snapshot, phase, tried) })
+}
+
 fn why(snapshot: &Snapshot, phase: Phase, tried: &[InstanceId]) -> Unavailable {
     let mut serving = snapshot.serving(phase).peekable();
     if serving.peek().is_none() {

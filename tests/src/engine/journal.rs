@@ -30,6 +30,8 @@ pub struct Request {
     pub body: Bytes,
     /// When its headers had arrived.
     pub at: Instant,
+    /// Which request of its connection it is, from 1.
+    pub nth: usize,
     /// The status of the answer, once there is one.
     pub status: Option<u16>,
     /// Frames of the answer's body that went to the connection; one per event in a stream.
@@ -114,6 +116,7 @@ impl Journal {
             headers: parts.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect(),
             body: Bytes::new(),
             at: Instant::now(),
+            nth: activity.borrow().seen + 1,
             status: None,
             frames: 0,
             end: None,
