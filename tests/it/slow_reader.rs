@@ -15,8 +15,8 @@ const READERS: usize = 4;
 const PADDING: usize = 256 * 1024;
 const TOKENS: usize = 150;
 /// What all readers together may cost the router: a few frames each, and what the allocator does not give back at
-/// once. Were the answers buffered it would be four times as much.
-const BUDGET: u64 = READERS as u64 * (8 << 20);
+/// once. Were the answers buffered it would be twice as much and more.
+const BUDGET: u64 = READERS as u64 * (16 << 20);
 
 fn long_story() -> Value {
     json!({ "model": "sim", "prompt": "tell me all of it", "max_tokens": TOKENS, "stream": true })
