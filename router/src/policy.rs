@@ -17,6 +17,7 @@ mod leg;
 mod probe;
 mod reload;
 mod slot;
+mod version;
 
 pub use builtin::BuiltIn;
 pub use chain::{Chain, Chosen, Decided};

@@ -63,6 +63,13 @@ pub enum LoadError {
     },
 }
 
+impl LoadError {
+    /// Whether it ran out of time.
+    pub(super) fn is_deadline(&self) -> bool {
+        matches!(self, Self::Probe { fault: Fault::Deadline, .. })
+    }
+}
+
 /// Which of the contract's interfaces a component exports.
 pub(super) struct Exports {
     pub(super) lifecycle: Option<exports::lifecycle::GuestIndices>,

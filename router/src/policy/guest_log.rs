@@ -45,7 +45,7 @@ impl GuestLog {
         if dropped > 0 {
             tracing::warn!(policy, dropped, "policy wrote too many lines; some were dropped");
         }
-        let text = text.trim_end().chars().take(MAX_LINE).collect::<String>();
+        let text = one_line(text.trim_end(), MAX_LINE);
         match level {
             Level::ERROR => tracing::error!(policy, "{text}"),
             Level::WARN => tracing::warn!(policy, "{text}"),
@@ -68,6 +68,12 @@ impl GuestLog {
         window.lines += 1;
         Some(std::mem::take(&mut window.dropped))
     }
+}
+
+/// At most `limit` characters of `text`, with spaces for line breaks and other control characters: a
+/// policy must not be able to write what looks like a line of the router's own.
+pub(super) fn one_line(text: &str, limit: usize) -> String {
+    text.chars().take(limit).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// Standard output or error of a policy.
@@ -143,6 +149,12 @@ mod tests {
         assert_eq!(admitted, 20);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(log.admit(), Some(80));
+    }
+
+    #[test]
+    fn a_line_stays_one_line() {
+        assert_eq!(one_line("a\nINFO ready\x1b[0m", 8), "a INFO r");
+        assert_eq!(one_line("x\u{1b}y", 8), "x y");
     }
 
     #[tokio::test]

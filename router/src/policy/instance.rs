@@ -20,14 +20,20 @@ use super::component::{LoadError, Program};
 use super::convert;
 use super::engine::PolicyEngine;
 use super::facts::RequestFacts;
-use super::guest_log::{GuestLog, GuestOutput};
+use super::guest_log::{self, GuestLog, GuestOutput};
 use super::host::Host;
 
 /// Bytes that one call may hand to the host, in lists and strings.
 const MAX_RESULT: usize = 4 * 1024 * 1024;
 
-/// `configure` and `restore` run off the request path and may take this many deadlines.
-const SETUP_FACTOR: u32 = 100;
+/// What runs off the request path, `configure` at a load and `restore`, may take this many deadlines.
+pub(super) const SETUP_FACTOR: u32 = 100;
+
+/// Random bytes that a policy may ask for at once: making them takes time that no deadline ends.
+const MAX_RANDOM: u64 = 64 * 1024;
+
+/// Resources of WASI, such as clocks' pollables, that a policy may hold at once.
+const MAX_RESOURCES: usize = 1024;
 
 /// Why a hook gave no decision.
 #[derive(Debug, Error)]
@@ -97,17 +103,18 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// A new instance, configured. The manifest is `None` where it has no `lifecycle`.
+    /// A new instance, configured, which may take so many `deadlines` twice: to start, and for `configure`.
+    /// The manifest is `None` where it has no `lifecycle`.
     pub(super) fn start(
         engine: &PolicyEngine,
         program: &Program,
         config: &str,
         log: &GuestLog,
+        deadlines: u32,
     ) -> Result<(Self, Option<Manifest>), LoadError> {
-        let ticks = engine.settings.ticks(1);
-        let setup_ticks = engine.settings.ticks(SETUP_FACTOR);
+        let start_ticks = engine.settings.ticks(deadlines);
         let mut store = new_store(engine, log);
-        store.set_epoch_deadline(setup_ticks);
+        store.set_epoch_deadline(start_ticks);
         let probe = |fault| LoadError::Probe { hook: "start", fault };
         let instance = once(program.pre.instantiate_async(&mut store)).map_err(probe)?;
         macro_rules! load {
@@ -129,17 +136,17 @@ impl Running {
             observer: load!(observer),
             state: load!(state),
             store,
-            ticks,
-            setup_ticks,
+            ticks: engine.settings.ticks(1),
+            setup_ticks: engine.settings.ticks(SETUP_FACTOR),
             fleet: None,
         };
-        let manifest = running.configure(config)?;
+        let manifest = running.configure(config, start_ticks)?;
         Ok((running, manifest))
     }
 
-    fn configure(&mut self, config: &str) -> Result<Option<Manifest>, LoadError> {
+    fn configure(&mut self, config: &str, ticks: u64) -> Result<Option<Manifest>, LoadError> {
         let Some(lifecycle) = &self.lifecycle else { return Ok(None) };
-        self.store.set_epoch_deadline(self.setup_ticks);
+        self.store.set_epoch_deadline(ticks);
         let answer = once(lifecycle.call_configure(&mut self.store, config))
             .map_err(|fault| LoadError::Probe { hook: "configure", fault })?;
         answer.map(|m| Some(convert::manifest(m))).map_err(|text| LoadError::Configuration(short(&text)))
@@ -200,10 +207,11 @@ impl Running {
         once(observer.call_observe(&mut self.store, &outcomes))
     }
 
-    /// Its memory, for the version that replaces it.
+    /// Its memory, for the version that replaces it. Requests wait for it meanwhile, so it gets no more
+    /// time than any of their calls.
     pub(super) fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
         let Some(state) = &self.state else { return Ok(Vec::new()) };
-        self.store.set_epoch_deadline(self.setup_ticks);
+        self.store.set_epoch_deadline(self.ticks);
         once(state.call_snapshot(&mut self.store))
     }
 
@@ -221,6 +229,7 @@ fn new_store(engine: &PolicyEngine, log: &GuestLog) -> Store<Host> {
         .stderr(GuestOutput::new(log.clone(), Level::WARN))
         .allow_tcp(false)
         .allow_udp(false)
+        .max_random_size(MAX_RANDOM)
         .build();
     let limits = StoreLimitsBuilder::new()
         .memory_size(engine.settings.max_memory)
@@ -229,7 +238,9 @@ fn new_store(engine: &PolicyEngine, log: &GuestLog) -> Store<Host> {
         .tables(64)
         .memories(8)
         .build();
-    let host = Host { wasi, table: ResourceTable::new(), limits, log: log.clone(), current: None };
+    let mut table = ResourceTable::new();
+    table.set_max_capacity(MAX_RESOURCES);
+    let host = Host { wasi, table, limits, log: log.clone(), current: None };
     let mut store = Store::new(&engine.engine, host);
     store.limiter(|host| &mut host.limits);
     store.set_hostcall_fuel(MAX_RESULT);
@@ -258,5 +269,5 @@ fn refused(text: impl AsRef<str>) -> Fault {
 
 /// A policy's words, cut to what a log line can bear.
 fn short(text: &str) -> String {
-    text.chars().take(512).collect()
+    guest_log::one_line(text, 512)
 }
