@@ -8,6 +8,10 @@ use edge_router::cli::Cli;
 use edge_router::config::file::Settings;
 use edge_router::{config, error, serve, telemetry};
 
+/// Every request makes some hundred small allocations on one thread and frees many of them on another.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,

@@ -12,6 +12,10 @@ use serde::de::{DeserializeSeed, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
+/// Top-level fields of one object. No API has more than some hundred; a body made of millions of tiny
+/// ones would take many times its length here, and every look-up of a name would walk through them.
+const MAX_MEMBERS: usize = 4096;
+
 /// One `"name": value` of the object.
 #[derive(Debug, Clone)]
 struct Member {
@@ -78,9 +82,9 @@ impl Object {
         serde_json::from_str::<BorrowedStr<'_>>(self.get(name)?).ok().map(|s| s.0)
     }
 
-    /// Whether the field is there and neither `null`, `false`, `0` nor empty: what Python takes for true.
+    /// Whether the field is there and Python takes it for true.
     pub fn is_truthy(&self, name: &str) -> bool {
-        self.get(name).is_some_and(|v| !matches!(v, "null" | "false" | "0" | "0.0" | "\"\"" | "[]" | "{}"))
+        self.get(name).is_some_and(is_truthy)
     }
 
     /// Whether the field is there and not `null`.
@@ -108,6 +112,12 @@ impl Object {
     pub(super) fn body_start(&self) -> usize {
         self.bytes.iter().position(|b| *b == b'{').map_or(0, |p| p + 1)
     }
+}
+
+/// Whether Python, which the engines are written in, takes a JSON value for true.
+pub fn is_truthy(json: &str) -> bool {
+    let empty = matches!(json, "null" | "false" | "\"\"" | "[]" | "{}");
+    !empty && json.parse::<f64>() != Ok(0.0)
 }
 
 #[derive(serde::Deserialize)]
@@ -138,6 +148,11 @@ impl<'de> Visitor<'de> for Members<'_> {
         let mut members = Vec::with_capacity(16);
         let mut end = self.text.iter().position(|b| *b == b'{').map_or(0, |p| p + 1);
         while let Some(name) = map.next_key::<BorrowedStr<'de>>()? {
+            if members.len() == MAX_MEMBERS {
+                return Err(serde::de::Error::custom(format_args!(
+                    "more than {MAX_MEMBERS} top-level fields"
+                )));
+            }
             let value: &RawValue = map.next_value()?;
             let start = value.get().as_ptr() as usize - base;
             let value = start..start + value.get().len();
@@ -185,6 +200,14 @@ mod tests {
     }
 
     #[test]
+    fn the_number_of_fields_is_bounded() {
+        let fields = |n: usize| format!("{{{}}}", vec![r#""":0"#; n].join(","));
+        assert_eq!(scan(&fields(MAX_MEMBERS)).unwrap().len(), MAX_MEMBERS);
+        let error = scan(&fields(MAX_MEMBERS + 1)).unwrap_err();
+        assert!(error.to_string().contains("more than 4096 top-level fields"), "{error}");
+    }
+
+    #[test]
     fn lone_surrogates_and_nul_are_the_engines_business() {
         let object = scan(r#"{"prompt":"\ud800 \u0000"}"#).unwrap();
         assert_eq!(object.get("prompt"), Some(r#""\ud800 \u0000""#));
@@ -203,7 +226,7 @@ mod tests {
 
     #[test]
     fn truthiness_is_pythons() {
-        let object = scan(r#"{"a":0,"b":false,"c":null,"d":[],"e":"","f":1,"g":true,"h":"x"}"#).unwrap();
+        let object = scan(r#"{"a":-0.0,"b":false,"c":null,"d":[],"e":"","f":1,"g":true,"h":"0"}"#).unwrap();
         for name in ["a", "b", "c", "d", "e", "nope"] {
             assert!(!object.is_truthy(name), "{name}");
         }

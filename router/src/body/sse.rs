@@ -14,6 +14,9 @@ use edge_router_policy::Edit;
 /// An event longer than this is passed on in pieces and unobserved.
 const MAX_EVENT: usize = 256 * 1024;
 
+/// How a usage object begins in what the engines write.
+const USAGE: &[u8] = b"\"usage\":{";
+
 /// Response fields that speak of the engines' inside.
 pub const PRIVATE_FIELDS: [&str; 2] = ["kv_transfer_params", "ec_transfer_params"];
 
@@ -43,12 +46,7 @@ impl EventFilter {
 
     /// The last `usage` object that was streamed.
     pub fn usage(&self) -> Option<Usage> {
-        let events = self.usage.as_ref()?;
-        let mut found = None;
-        for line in events.split(|b| *b == b'\n') {
-            found = data_of(line).and_then(|data| Usage::of_response(&data)).or(found);
-        }
-        found
+        self.usage.as_ref().and_then(|events| Usage::last_in(events))
     }
 
     fn push_slowly(&mut self, frame: &[u8]) -> Bytes {
@@ -73,7 +71,7 @@ impl EventFilter {
 
     /// Whole events on their way out.
     fn pass(&mut self, events: Bytes) -> Bytes {
-        if memmem::find(&events, b"\"usage\":{").is_some() {
+        if memmem::find(&events, USAGE).is_some() {
             self.usage = Some(events.clone());
         }
         if has_private_field(&events) { scrub(&events) } else { events }
@@ -139,13 +137,9 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The top-level `usage` of a response or chunk.
-    pub fn of_response(json: &Bytes) -> Option<Self> {
-        Self::of_object(&Object::scan(json.clone()).ok()?)
-    }
-
-    /// The `usage` field of `object`.
-    pub fn of_object(object: &Object) -> Option<Self> {
+    /// The last `usage` object in a response or in events. It is found by its name: an escaped quote
+    /// keeps generated text from passing for one.
+    pub fn last_in(text: &[u8]) -> Option<Self> {
         #[derive(serde::Deserialize)]
         struct Counts {
             #[serde(default, alias = "input_tokens")]
@@ -160,7 +154,9 @@ impl Usage {
             #[serde(default)]
             cached_tokens: Option<u32>,
         }
-        let counts: Counts = serde_json::from_str(object.get("usage")?).ok()?;
+        let start = memmem::rfind(text, USAGE)? + USAGE.len() - 1;
+        let mut values = serde_json::Deserializer::from_slice(&text[start..]).into_iter();
+        let counts: Counts = values.next()?.ok()?;
         Some(Self {
             prompt_tokens: counts.prompt_tokens,
             completion_tokens: counts.completion_tokens,

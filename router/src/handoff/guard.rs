@@ -5,8 +5,11 @@
 //! Connectors that are not NIXL name other keys; what they must bring is checked by what is there.
 
 use edge_router_policy::connectors::nixl;
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use thiserror::Error;
+
+use crate::body::scan::is_truthy;
 
 /// Why params must not reach a decode engine.
 #[derive(Debug, Error)]
@@ -22,8 +25,19 @@ pub enum Unsafe {
     Incomplete(String),
 }
 
-/// Keys by which other connectors find the peer. With one of them the block ids may be absent.
-const OTHER_CONNECTORS: [&str; 2] = ["transfer_id", "remote_bootstrap_addr"];
+/// The keys that tell what is being asked of the engine.
+#[derive(Deserialize)]
+struct Roles<'a> {
+    #[serde(borrow)]
+    do_remote_decode: Option<&'a RawValue>,
+    #[serde(borrow)]
+    do_remote_prefill: Option<&'a RawValue>,
+    /// By these two other connectors find the peer. With one of them the block ids may be absent.
+    #[serde(borrow)]
+    transfer_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    remote_bootstrap_addr: Option<&'a RawValue>,
+}
 
 /// Checks `params`, the JSON text of a decode leg's `kv_transfer_params`.
 ///
@@ -33,30 +47,25 @@ pub fn check(params: &str) -> Result<(), Unsafe> {
     if params == "null" {
         return Ok(());
     }
-    let map: Map<String, Value> = serde_json::from_str(params).map_err(|_| Unsafe::NotAnObject)?;
-    if truthy(map.get("do_remote_decode")) {
+    if !params.trim_ascii_start().starts_with('{') {
+        return Err(Unsafe::NotAnObject);
+    }
+    let roles: Roles<'_> = serde_json::from_str(params).map_err(|_| Unsafe::NotAnObject)?;
+    let set = |value: Option<&RawValue>| value.is_some_and(|v| is_truthy(v.get()));
+    if set(roles.do_remote_decode) {
         return Err(Unsafe::RoleCrossed);
     }
-    if !truthy(map.get("do_remote_prefill")) || OTHER_CONNECTORS.iter().any(|key| truthy(map.get(*key))) {
+    let other_connector = set(roles.transfer_id) || set(roles.remote_bootstrap_addr);
+    if !set(roles.do_remote_prefill) || other_connector {
         return Ok(());
     }
     nixl::usable(params).map_err(|e| Unsafe::Incomplete(e.to_string()))
 }
 
-/// As Python sees it.
-fn truthy(value: Option<&Value>) -> bool {
-    match value {
-        None | Some(Value::Null) => false,
-        Some(Value::Bool(b)) => *b,
-        Some(Value::Number(n)) => n.as_f64() != Some(0.0),
-        Some(Value::String(s)) => !s.is_empty(),
-        Some(Value::Array(a)) => !a.is_empty(),
-        Some(Value::Object(o)) => !o.is_empty(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::{Map, Value};
+
     use super::*;
 
     const WHOLE: &str = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":5600,"tp_size":1}"#;
@@ -83,6 +92,7 @@ mod tests {
             WHOLE.replace("[[1,2]]", "[[]]"),
             WHOLE.replace("[[1,2]]", "null"),
             WHOLE.replace("\"do_remote_decode\":false", "\"do_remote_decode\":true"),
+            r#"{"do_remote_decode":false,"do_remote_decode":true}"#.to_owned(),
             "[1]".to_owned(),
             "\"x\"".to_owned(),
         ];

@@ -104,10 +104,13 @@ pub(super) async fn whole(body: ResponseBody, phase: Phase, limit: Duration) -> 
     }
 }
 
-/// The body without private fields, and its usage. A body that is no object is passed on as it is.
+/// The body without private fields, and its usage. Only a body that seems to hold one is scanned whole.
 fn scrubbed(bytes: Bytes) -> (Bytes, Option<Usage>) {
-    let Ok(object) = Object::scan(bytes.clone()) else { return (bytes, None) };
-    let usage = Usage::of_object(&object);
+    let usage = Usage::last_in(&bytes);
+    if !sse::has_private_field(&bytes) {
+        return (bytes, usage);
+    }
+    let Ok(object) = Object::scan(bytes.clone()) else { return (bytes, usage) };
     let private = sse::PRIVATE_FIELDS.iter().any(|name| object.is_set(name));
     (if private { sse::without_private_fields(&object) } else { bytes }, usage)
 }
@@ -141,11 +144,15 @@ impl AnswerBody {
     /// Ties `account` to the body: it is closed when the body is.
     #[must_use]
     pub fn accounted(self, mut account: Account) -> Self {
-        if let Kind::Whole(_, usage) = &self.kind {
-            account.first_byte();
-            account.finished(*usage);
+        let mut kind = self.kind;
+        match &mut kind {
+            Kind::Whole(_, usage) => {
+                account.first_byte();
+                account.finished(*usage);
+            }
+            Kind::Stream(stream) => stream.end_if_empty(&mut account),
         }
-        Self { account: Some(account), ..self }
+        Self { kind, account: Some(account) }
     }
 }
 

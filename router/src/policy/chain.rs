@@ -164,8 +164,9 @@ impl Chain {
     }
 
     fn built_in_leg(&self, leg: Result<Option<edge_router_policy::Leg>, PolicyError>) -> Decided<CheckedLeg> {
-        // The built-in neither abstains nor fails; a plain leg would be right if it did.
-        let value = leg.ok().flatten().and_then(|leg| leg::check(leg).ok()).unwrap_or_default();
+        // The built-in neither abstains nor fails, and sets no headers; a plain leg would be right if it did.
+        let edits = leg.ok().flatten().unwrap_or_default().edits;
+        let value = CheckedLeg { edits, headers: Vec::new() };
         Decided { value, by: Arc::clone(&self.builtin_name) }
     }
 }

@@ -11,7 +11,7 @@ use super::host::Host;
 
 /// How often the clock of deadlines ticks. Finer than any deadline needs, coarse enough to cost an
 /// idle router nothing that shows.
-const TICK: Duration = Duration::from_millis(2);
+const TICK: Duration = Duration::from_millis(5);
 
 /// Limits of policies.
 #[derive(Debug, Clone, Copy)]
