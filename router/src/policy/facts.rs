@@ -69,7 +69,7 @@ impl ClientRequest {
         *self.prompt_tokens.get_or_init(|| prompt::tokens(&self.object))
     }
 
-    /// Chained hashes of the prompt's blocks; computed on first use, outside any lock.
+    /// Chained hashes of the prompt's blocks; computed on first use.
     pub fn blocks(&self) -> &[u64] {
         self.blocks.get_or_init(|| prompt::blocks(&self.object, self.block_tokens))
     }
@@ -115,6 +115,7 @@ impl RequestSource for RequestFacts {
     }
 
     fn model(&self) -> Option<Cow<'_, str>> {
+        short(self.client.object.get("model"))?;
         self.client.object.get_str("model")
     }
 
@@ -204,7 +205,8 @@ mod tests {
 
     #[test]
     fn long_values_stay_in_the_router() {
-        let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(MAX_FIELD));
-        assert_eq!(facts(&body, &[]).field("prompt"), None);
+        let body = format!(r#"{{"prompt":"{0}","model":"{0}"}}"#, "x".repeat(MAX_FIELD));
+        let facts = facts(&body, &[("x-long", "x")]);
+        assert_eq!((facts.field("prompt"), facts.model()), (None, None));
     }
 }
