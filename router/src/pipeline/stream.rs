@@ -118,8 +118,9 @@ impl Stream {
                 }
                 State::Ended => return Poll::Ready(None),
             };
-            match Pin::new(body).poll_frame(cx) {
+            match Pin::new(&mut *body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
+                    let is_last = body.is_end_stream();
                     let Ok(data) = frame.into_data() else { continue };
                     self.frames = self.frames.wrapping_add(1);
                     if let Some(account) = account.as_deref_mut() {
@@ -132,6 +133,10 @@ impl Stream {
                         Some(filter) => filter.push(data),
                         None => data,
                     };
+                    // Nobody asks again for an answer of a known length that is complete.
+                    if is_last && self.filter.is_none() {
+                        self.end(account.as_deref_mut());
+                    }
                     if !data.is_empty() {
                         return Poll::Ready(Some(Ok(data)));
                     }
@@ -146,6 +151,13 @@ impl Stream {
                     self.alarm.as_mut().reset(Instant::now() + self.idle);
                 }
             }
+        }
+    }
+
+    /// Closes the account of an answer without a body: the server does not ask for one.
+    pub(super) fn end_if_empty(&mut self, account: &mut Account) {
+        if self.filter.is_none() && matches!(&self.state, State::Flowing(body) if body.is_end_stream()) {
+            self.end(Some(account));
         }
     }
 
