@@ -68,9 +68,12 @@ impl HealthState {
 #[derive(Debug)]
 pub struct Health {
     settings: HealthSettings,
-    /// Copies of `inner`, for the request path.
+    /// Copy of `inner`, for the request path.
     healthy: AtomicBool,
+    /// Since the last success of a request.
     failures: AtomicU32,
+    /// Since the last success of a request or a probe.
+    probe_failures: AtomicU32,
     inner: Mutex<Inner>,
 }
 
@@ -86,6 +89,7 @@ impl Health {
             settings,
             healthy: AtomicBool::new(false),
             failures: AtomicU32::new(0),
+            probe_failures: AtomicU32::new(0),
             inner: Mutex::new(Inner { state: HealthState::Starting, out_until: None }),
         }
     }
@@ -95,9 +99,9 @@ impl Health {
         self.healthy.load(Ordering::Relaxed)
     }
 
-    /// Failures since the last success.
+    /// Failures since the last success, of requests and probes together.
     pub fn failures(&self) -> u32 {
-        self.failures.load(Ordering::Relaxed)
+        self.failures.load(Ordering::Relaxed).saturating_add(self.probe_failures.load(Ordering::Relaxed))
     }
 
     /// The state, for people.
@@ -107,33 +111,34 @@ impl Health {
 
     /// A request was answered. Requests refused for what is in them count as answered.
     pub fn request_succeeded(&self) {
-        if self.failures.load(Ordering::Relaxed) != 0 {
-            self.failures.store(0, Ordering::Relaxed);
+        if self.failures() != 0 {
+            self.forget_failures();
         }
     }
 
     /// A request failed for the engine's fault.
     pub fn request_failed(&self) {
-        self.failed(Some(self.settings.cool_down));
+        self.failed(&self.failures, Some(self.settings.cool_down));
     }
 
     /// A probe failed.
     pub(super) fn probe_failed(&self) {
-        self.failed(None);
+        self.failed(&self.probe_failures, None);
     }
 
     /// A probe succeeded, which brings the instance (back) in if its pause is over.
     pub(super) fn probe_succeeded(&self) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.state == HealthState::Healthy {
-            // Failed requests in between go on counting: /health says little of an engine's worth.
+            // Failed requests go on counting: /health says little of an engine's worth.
+            self.probe_failures.store(0, Ordering::Relaxed);
             return;
         }
         if inner.out_until.is_some_and(|until| Instant::now() < until) {
             return;
         }
         *inner = Inner { state: HealthState::Healthy, out_until: None };
-        self.failures.store(0, Ordering::Relaxed);
+        self.forget_failures();
         self.healthy.store(true, Ordering::Relaxed);
     }
 
@@ -144,8 +149,14 @@ impl Health {
         self.healthy.store(false, Ordering::Relaxed);
     }
 
-    fn failed(&self, cool_down: Option<Duration>) {
-        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+    fn forget_failures(&self) {
+        self.failures.store(0, Ordering::Relaxed);
+        self.probe_failures.store(0, Ordering::Relaxed);
+    }
+
+    fn failed(&self, of_its_kind: &AtomicU32, cool_down: Option<Duration>) {
+        of_its_kind.fetch_add(1, Ordering::Relaxed);
+        let failures = self.failures();
         if failures < self.settings.failures {
             return;
         }
@@ -186,6 +197,25 @@ mod tests {
         health.request_failed();
         assert!(!health.is_healthy());
         assert_eq!(health.state(), HealthState::Unhealthy);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_that_fails_now_and_then_says_nothing() {
+        let health = healthy();
+        for _ in 0..10 {
+            health.probe_failed();
+            health.probe_failed();
+            assert_eq!(health.failures(), 2);
+            health.probe_succeeded();
+            assert_eq!(health.failures(), 0);
+        }
+        assert!(health.is_healthy());
+        health.request_failed();
+        health.request_failed();
+        health.probe_succeeded();
+        assert_eq!(health.failures(), 2);
+        health.request_failed();
+        assert!(!health.is_healthy());
     }
 
     #[tokio::test(start_paused = true)]
