@@ -70,6 +70,9 @@ pub enum Unavailable {
     /// There are some, none of them healthy.
     #[error("none is healthy")]
     Unhealthy,
+    /// Those that are healthy are being drained.
+    #[error("all that are healthy are being drained")]
+    Draining,
     /// All healthy ones have as much as they may have.
     #[error("all are at their limit")]
     Saturated,

@@ -75,9 +75,9 @@ impl Snapshot {
         self.instances.iter().filter(move |i| serves(i.spec().role, phase))
     }
 
-    /// Whether some instance can take `phase` now.
+    /// Whether some instance takes requests for `phase`, though it may be at its limit at the moment.
     pub fn can_serve(&self, phase: Phase) -> bool {
-        self.serving(phase).any(|i| i.is_available())
+        self.serving(phase).any(|i| i.is_in_service())
     }
 }
 

@@ -130,16 +130,23 @@ impl Instance {
         &self.load
     }
 
-    /// Whether new requests may be sent to it.
+    /// Whether new requests may be sent to it now.
     pub fn is_available(&self) -> bool {
-        self.health.is_healthy()
-            && !self.draining.load(Ordering::Relaxed)
-            && (self.max_in_flight == 0 || self.load.in_flight() < self.max_in_flight)
+        self.is_in_service() && !self.is_full()
     }
 
-    /// Whether it is healthy but has as many requests in flight as it may.
+    /// Whether it is healthy and not being drained.
+    pub fn is_in_service(&self) -> bool {
+        self.health.is_healthy() && !self.is_draining()
+    }
+
+    /// Whether it would be available, had it not as many requests in flight as it may.
     pub fn is_saturated(&self) -> bool {
-        self.health.is_healthy() && self.max_in_flight != 0 && self.load.in_flight() >= self.max_in_flight
+        self.is_in_service() && self.is_full()
+    }
+
+    fn is_full(&self) -> bool {
+        self.max_in_flight != 0 && self.load.in_flight() >= self.max_in_flight
     }
 
     /// Stops or resumes sending it new requests.

@@ -27,7 +27,13 @@ pub(super) fn schedule(
     let app = attempt.app;
     let client = &attempt.parsed.client;
     let snapshot = app.fleet.snapshot();
-    let prefix = app.chain.facts().cached_tokens.then(|| Prefix {
+    let facts = app.chain.facts();
+    // Counted and hashed before a policy asks: the time that a long prompt takes is not the policy's.
+    let prompt_tokens = client.prompt_tokens();
+    if facts.prefix_blocks {
+        client.blocks();
+    }
+    let prefix = facts.cached_tokens.then(|| Prefix {
         index: app.fleet.prefixes(),
         blocks: client.blocks(),
         block_tokens: client.block_tokens,
@@ -45,7 +51,7 @@ pub(super) fn schedule(
     if prefix.is_some() {
         app.fleet.prefixes().insert(client.blocks(), instance.id());
     }
-    let in_flight = InFlight::new(instance, client.prompt_tokens());
+    let in_flight = InFlight::new(instance, prompt_tokens);
     Ok(Scheduled { chosen: decided.value, in_flight, by: decided.by })
 }
 
@@ -69,6 +75,8 @@ fn why(snapshot: &Snapshot, phase: Phase, tried: &[InstanceId]) -> Unavailable {
         Unavailable::Tried
     } else if serving.any(|i| i.is_saturated()) {
         Unavailable::Saturated
+    } else if snapshot.serving(phase).any(|i| i.is_draining() && i.health().is_healthy()) {
+        Unavailable::Draining
     } else {
         Unavailable::Unhealthy
     }
