@@ -125,7 +125,7 @@ fn engine_uri(client: &Uri, endpoint: &Endpoint) -> Uri {
 /// than one continuation, all of which would be given the same KV blocks, or needs the prompt's logits,
 /// which only the engine that ran the prompt has.
 pub(super) fn needs_one_engine(object: &Object) -> Option<&'static str> {
-    let above_one = |name| object.get(name).is_some_and(|v| v.parse::<f64>().is_ok_and(|n| n > 1.0));
+    let above_one = |name| number(object, name).is_some_and(|n| n > 1.0);
     if above_one("n") || above_one("best_of") {
         return Some("several continuations");
     }
@@ -139,10 +139,18 @@ pub(super) fn needs_one_engine(object: &Object) -> Option<&'static str> {
         return Some("prompt embeddings");
     }
     // Refused by the engines, except to echo a prompt: nothing to prefill for.
-    if ["max_tokens", "max_completion_tokens"].iter().any(|name| object.get(name) == Some("0")) {
+    if ["max_tokens", "max_completion_tokens"].iter().any(|name| number(object, name) == Some(0.0)) {
         return Some("no tokens wanted");
     }
     object.get("prompt").is_some_and(|prompt| prompts(prompt) > 1).then_some("several prompts")
+}
+
+/// The field as the engines read a number: `"2"` counts for 2 there.
+fn number(object: &Object, name: &str) -> Option<f64> {
+    match object.get_str(name) {
+        Some(text) => text.trim().parse().ok(),
+        None => object.get(name)?.parse().ok(),
+    }
 }
 
 /// How many prompts the `prompt` field holds. A flat list of token ids is one.
@@ -167,6 +175,10 @@ mod tests {
         for body in [
             r#"{"n":2}"#,
             r#"{"n":2.0}"#,
+            r#"{"n":"2"}"#,
+            r#"{"best_of":" 3 "}"#,
+            r#"{"max_tokens":"0"}"#,
+            r#"{"max_completion_tokens":0.0}"#,
             r#"{"best_of":3}"#,
             r#"{"use_beam_search":true}"#,
             r#"{"echo":true}"#,
