@@ -164,7 +164,8 @@ impl Settings {
             if mine.is_empty() { other } else { mine }
         }
         Self {
-            listen: list(self.listen, other.listen),
+            // A port that was typed is not overruled by addresses that were not.
+            listen: if self.port.is_some() { self.listen } else { list(self.listen, other.listen) },
             port: self.port.or(other.port),
             model: self.model.or(other.model),
             prefill: list(self.prefill, other.prefill),

@@ -28,6 +28,13 @@ fn a_port_alone_means_all_interfaces_as_in_the_demo_proxy() {
 }
 
 #[test]
+fn a_port_on_the_command_line_wins_over_addresses_in_the_file() {
+    let file: Settings = toml::from_str("listen = ['0.0.0.0:8080']").unwrap();
+    let typed = Settings { port: Some(9000), ..Settings::default() };
+    assert_eq!(resolve(&typed.or(file)).unwrap().listen, ["0.0.0.0:9000".parse().unwrap()]);
+}
+
+#[test]
 fn instances_in_both_forms() {
     let config = from_toml(
         "prefill = ['a:1', 'http://b:2']\ndecode = ['[::1]:3']\n\

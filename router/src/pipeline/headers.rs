@@ -1,7 +1,7 @@
 //! Which headers cross the router.
 
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST,
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST,
     PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -46,6 +46,7 @@ pub(super) fn for_engines(client: &HeaderMap, engine_key: Option<&HeaderValue>) 
     }
     if let Some(key) = engine_key {
         headers.insert(AUTHORIZATION, key.clone());
+        headers.remove(COOKIE);
     }
     headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
     headers
@@ -103,8 +104,8 @@ mod tests {
     #[test]
     fn the_engines_own_key_replaces_the_clients() {
         let key = HeaderValue::from_static("Bearer engine");
-        let headers = for_engines(&map(&[("authorization", "Bearer client")]), Some(&key));
-        assert_eq!(headers[AUTHORIZATION], "Bearer engine");
+        let headers = for_engines(&map(&[("authorization", "Bearer client"), ("cookie", "s=1")]), Some(&key));
+        assert_eq!((&headers[AUTHORIZATION], headers.get(COOKIE)), (&key, None));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq as _;
 use super::route::AdminCall;
 use super::{fanout, status};
 use crate::app::App;
-use crate::body::read::read_capped;
+use crate::body::read::{ReadError, read_capped};
 use crate::error::ClientError;
 use crate::fleet::{FleetError, InstanceSpec, parse_address, role_name};
 
@@ -37,7 +37,10 @@ pub(super) async fn call(
     if call == AdminCall::List {
         return Ok((StatusCode::OK, json!({ "instances": status::instances(&app.fleet.snapshot()) })));
     }
-    let body = read_capped(request.into_body(), MAX_BODY).await.map_err(|_| ClientError::Incomplete)?;
+    let body = read_capped(request.into_body(), MAX_BODY).await.map_err(|error| match error {
+        ReadError::TooLarge { limit } => ClientError::Invalid(format!("body is larger than {limit} bytes")),
+        ReadError::Transport(_) => ClientError::Incomplete,
+    })?;
     if let AdminCall::FanOut(path) = call {
         return Ok(fanout::fan_out(app, path, body).await);
     }

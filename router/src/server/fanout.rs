@@ -11,13 +11,14 @@ use futures_util::future::join_all;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::app::App;
-use crate::body::read::read_capped;
+use crate::body::read::{ReadError, read_capped};
 use crate::fleet::{Instance, role_name};
 use crate::upstream::LegRequest;
 
-/// What an engine says may be this long; the rest is cut.
+/// What an engine says may be this long to be repeated.
 const MAX_ANSWER: usize = 64 * 1024;
 
 /// Paths that are fanned out, all POST.
@@ -61,11 +62,18 @@ async fn send(app: &App, instance: &Arc<Instance>, path: &'static str, body: Byt
         Err(error) => (false, json!({ "error": crate::error::chain(&error) })),
         Ok(response) => {
             let status = response.status();
-            let body = read_capped(response.into_body(), MAX_ANSWER).await.unwrap_or_default();
-            (
-                status.is_success(),
-                json!({ "status": status.as_u16(), "body": String::from_utf8_lossy(&body) }),
-            )
+            let read = read_capped(response.into_body(), MAX_ANSWER);
+            match timeout(app.config.timeouts.prefill, read).await {
+                Ok(Ok(body)) => (
+                    status.is_success(),
+                    json!({ "status": status.as_u16(), "body": String::from_utf8_lossy(&body) }),
+                ),
+                Ok(Err(error)) => (
+                    status.is_success() && matches!(error, ReadError::TooLarge { .. }),
+                    json!({ "status": status.as_u16(), "error": error.to_string() }),
+                ),
+                Err(_) => (false, json!({ "status": status.as_u16(), "error": "the answer did not end" })),
+            }
         }
     };
     let who =
