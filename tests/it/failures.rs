@@ -83,7 +83,7 @@ fn story(stream: bool) -> Value {
 
 /// Whether this is an error in the shape that OpenAI's clients understand, with this status and code.
 #[track_caller]
-fn assert_error(answer: &Answer, status: u16, code: &str) {
+pub(crate) fn assert_error(answer: &Answer, status: u16, code: &str) {
     assert_eq!(answer.status, status, "{}", answer.text());
     assert_eq!(answer.header("content-type"), Some("application/json"));
     let json = answer.json();

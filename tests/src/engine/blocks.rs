@@ -45,12 +45,10 @@ impl BlockPool {
     /// Adds a user to blocks found in the prefix cache.
     pub(crate) fn share(&mut self, ids: &[BlockId]) {
         for id in ids {
-            let block = &mut self.blocks[*id as usize];
-            if block.users == 0 {
-                self.free.retain(|free| free != id);
-            }
-            block.users += 1;
+            self.blocks[*id as usize].users += 1;
         }
+        let Self { blocks, free, .. } = self;
+        free.retain(|id| blocks[*id as usize].users == 0);
     }
 
     /// Takes `count` empty blocks; `None`, and nothing taken, if there are fewer.
