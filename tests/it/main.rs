@@ -16,4 +16,5 @@ mod pipeline;
 mod policies;
 mod reload;
 mod review;
+mod review;
 mod slow_reader;
