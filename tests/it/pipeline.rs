@@ -322,3 +322,34 @@ async fn a_client_that_leaves_stops_both_legs_and_all_counts_come_back() -> Resu
     assert_eq!(metrics.sum("edge_router_instance_queued_tokens", &[]), 0.0);
     Ok(())
 }
+
+#[tokio::test]
+async fn token_ids_run_on_two_legs_too() -> Result<()> {
+    let fleet = Fleet::start(1, 1).await?;
+    let router = fleet.router().start().await?;
+    let ids: Vec<u32> = (20..90).collect();
+    for stream in [false, true] {
+        let body = json!({
+            "model": "sim", "token_ids": ids, "stream": stream,
+            "sampling_params": { "max_tokens": 5, "min_tokens": 2, "temperature": 0.0, "logprobs": 1 },
+        });
+        let path = "/inference/v1/generate";
+        let answer = router.stream(path, &body).await?.whole().await?;
+        let direct = Client::new(&fleet.baseline.address()).stream(path, &body).await?.whole().await?;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let ids = |text: String| {
+            text.split("token_ids\":")
+                .skip(1)
+                .map(|t| t.split(']').next().unwrap_or("").to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ids(answer.text()), ids(direct.text()));
+        assert!(!ids(direct.text()).is_empty());
+    }
+    let prefill = fleet.prefill[0].requests();
+    assert_eq!(prefill.len(), 2);
+    assert_eq!(prefill[1].json()["sampling_params"], json!({ "max_tokens": 1, "temperature": 0.0 }));
+    assert_eq!(fleet.decode[0].counters().remote_loads, 2);
+    fleet.assert_quiescent().await;
+    Ok(())
+}

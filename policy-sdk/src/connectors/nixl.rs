@@ -4,8 +4,11 @@
 //! Field names and rules follow vLLM 0.33 (`kv_connector/v1/nixl/`,
 //! `entrypoints/openai/*/protocol.py`) and hold for the engines before it.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::{Leg, Request};
 
@@ -16,6 +19,9 @@ pub const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 /// Only `do_remote_decode` matters to prefill; the nulls are what the upstream
 /// proxies send.
 const KEEP_FOR_DECODE: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+
+/// The endpoint that takes token ids instead of text.
+const GENERATE: &str = "/inference/v1/generate";
 
 /// Fields that prefill must not see: it is a 400 to give stream options to a
 /// plain request, top logprobs without logprobs, or a minimum above the single
@@ -40,9 +46,11 @@ const NOT_FOR_PREFILL: [&str; 10] = [
 /// …) is left alone, so that both engines see the same one; so is
 /// `response_format`, which some chat templates render.
 pub fn prefill_leg(request: &Request<'_>) -> Leg {
-    let mut leg = Leg::new()
-        .set(KV_TRANSFER_PARAMS, KEEP_FOR_DECODE)
-        .set("stream", "false")
+    let leg = Leg::new().set(KV_TRANSFER_PARAMS, KEEP_FOR_DECODE).set("stream", "false");
+    if request.endpoint() == GENERATE {
+        return generate_leg(request, leg);
+    }
+    let mut leg = leg
         // Also where the client sent none: the default is 16, or the rest of
         // the context.
         .set("max_tokens", "1");
@@ -53,6 +61,32 @@ pub fn prefill_leg(request: &Request<'_>) -> Leg {
         }
     }
     NOT_FOR_PREFILL.into_iter().fold(leg, Leg::remove)
+}
+
+/// The same for token ids: there the sampling parameters are an object of
+/// their own, and the answer may be asked for as text.
+fn generate_leg(request: &Request<'_>, leg: Leg) -> Leg {
+    let mut leg = leg.remove("stream_options");
+    if request.field("output_mode").is_some() {
+        leg = leg.set("output_mode", "\"tokens\"");
+    }
+    match request.field("sampling_params").and_then(|params| one_token(&params)) {
+        Some(params) => leg.set("sampling_params", params),
+        // Prefill says what is wrong with them.
+        None => leg,
+    }
+}
+
+/// Sampling parameters that end after one token. What stays keeps its text.
+fn one_token(params: &str) -> Option<String> {
+    let mut fields: BTreeMap<String, &RawValue> = serde_json::from_str(params).ok()?;
+    let one: &RawValue = serde_json::from_str("1").ok()?;
+    for name in NOT_FOR_PREFILL {
+        fields.remove(name);
+    }
+    fields.entry("n".into()).and_modify(|n| *n = one);
+    fields.insert("max_tokens".into(), one);
+    serde_json::to_string(&fields).ok()
 }
 
 /// The decode leg: the client's body and what prefill returned, byte for byte.

@@ -18,6 +18,9 @@ use crate::error::{ClientError, Error};
 use crate::policy::ClientRequest;
 use crate::server::route::Endpoint;
 
+/// Takes token ids instead of text.
+const GENERATE: &str = "/inference/v1/generate";
+
 /// A request that can be sent to engines.
 #[derive(Debug)]
 pub(super) struct Parsed {
@@ -58,7 +61,7 @@ pub(super) async fn parse(
     } else {
         (Object::empty(), Some(bytes))
     };
-    let two_legs = endpoint.two_legs() && needs_one_engine(&object).is_none();
+    let two_legs = endpoint.two_legs() && !runs_alone(endpoint, &object);
     let key =
         app.config.engine_key.as_deref().and_then(|k| HeaderValue::try_from(format!("Bearer {k}")).ok());
     let pinned = home(app, endpoint, &object)?;
@@ -119,6 +122,14 @@ fn engine_uri(client: &Uri, endpoint: &Endpoint) -> Uri {
         None => endpoint.path().to_owned(),
     };
     Uri::try_from(path).unwrap_or_else(|_| client.clone())
+}
+
+/// Whether a request must run on one engine. Where the prompt comes as token ids, the sampling
+/// parameters are an object of their own.
+fn runs_alone(endpoint: &Endpoint, object: &Object) -> bool {
+    let sampling = object.get("sampling_params").filter(|_| endpoint.path() == GENERATE);
+    let sampling = sampling.and_then(|text| Object::scan(object.bytes().slice_ref(text.as_bytes())).ok());
+    needs_one_engine(object).is_some() || sampling.as_ref().is_some_and(|s| needs_one_engine(s).is_some())
 }
 
 /// Why a request must run on one engine alone, if it must (engine contract §9): its answer holds more
@@ -203,6 +214,18 @@ mod tests {
         ] {
             assert!(!alone(body), "{body}");
         }
+    }
+
+    #[test]
+    fn token_ids_have_their_features_in_an_object() {
+        let body = r#"{"token_ids":[1],"sampling_params":{"n":2}}"#;
+        let object = Object::scan(Bytes::from_static(body.as_bytes())).unwrap();
+        let endpoint = |path: &str| match crate::server::route::route(&Method::POST, path) {
+            Ok(crate::server::route::Route::Engine(endpoint)) => endpoint,
+            other => panic!("{other:?}"),
+        };
+        assert!(runs_alone(&endpoint("/inference/v1/generate"), &object));
+        assert!(!runs_alone(&endpoint("/v1/completions"), &object));
     }
 
     #[test]

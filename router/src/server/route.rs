@@ -127,7 +127,7 @@ const ENDPOINTS: &[(&str, &[Method], Kind)] = &[
     ("/v1/responses/render", POST, Kind::OneEngine),
     ("/v1/chat/completions/derender", POST, Kind::OneEngine),
     ("/v1/completions/derender", POST, Kind::OneEngine),
-    ("/inference/v1/generate", POST, Kind::OneLeg),
+    ("/inference/v1/generate", POST, Kind::TwoLegs),
     ("/tokenize", POST, Kind::OneEngine),
     ("/detokenize", POST, Kind::OneEngine),
     ("/v1/embeddings", POST, Kind::OneEngine),

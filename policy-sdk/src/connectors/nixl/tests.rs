@@ -65,6 +65,26 @@ fn what_would_fail_or_cost_on_prefill_is_taken_out() {
 }
 
 #[test]
+fn token_ids_have_their_sampling_parameters_in_an_object() {
+    let body = r#"{
+        "model": "m", "token_ids": [1, 2, 3], "stream": true, "stream_options": {}, "output_mode": "text",
+        "sampling_params": {"max_tokens": 20, "min_tokens": 4, "temperature": 0.70, "n": 1, "logprobs": 2, "seed": 9007199254740993}
+    }"#;
+    let request = testing::request("/inference/v1/generate").json(body);
+    let leg = prefill_leg(&request.as_request());
+    assert_eq!(
+        edited(body, &leg),
+        serde_json::json!({
+            "model": "m", "token_ids": [1, 2, 3], "stream": false, "output_mode": "tokens",
+            "sampling_params": {"max_tokens": 1, "n": 1, "seed": 9_007_199_254_740_993_u64, "temperature": 0.7},
+            "kv_transfer_params": keep_for_decode()
+        })
+    );
+    let kept = |edit: &Edit| matches!(edit, Edit::Set { value, .. } if value.contains("0.70"));
+    assert!(leg.edits.iter().any(kept), "number literals stay as they were");
+}
+
+#[test]
 fn what_shapes_the_prompt_is_left_alone() {
     let body = r#"{"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}],
         "tool_choice": "auto", "response_format": {"type": "json_object"}, "chat_template": "t", "cache_salt": "s",
