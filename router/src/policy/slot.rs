@@ -141,10 +141,11 @@ impl Slot {
 
     /// The file as it is now can't be used; what runs goes on.
     pub(super) fn refuse(&self, error: &LoadError) {
-        tracing::error!(policy = &*self.name, file = %self.path.display(), error = %crate::error::chain(error),
-            "policy file can't be loaded; the running version stays");
-        self.history().last_error = Some(crate::error::chain(error));
+        let error = crate::error::chain(error);
+        self.history().last_error = Some(error.clone());
         self.metrics.reloaded(&self.name, "error");
+        tracing::error!(policy = &*self.name, file = %self.path.display(), error,
+            "policy file can't be loaded; the running version stays");
     }
 
     /// Calls a hook. `None` if the policy abstains; a fault is counted, logged and answered with `None`.
