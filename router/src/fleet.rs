@@ -151,29 +151,24 @@ impl Fleet {
     /// and is added as decode becomes one that serves both.
     pub fn add(self: &Arc<Self>, spec: InstanceSpec) -> Result<Arc<Instance>, FleetError> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut spec = spec;
-        let mut instances = self.snapshot.load().instances.clone();
-        if let Some(at) = instances.iter().position(|i| i.spec().address == spec.address) {
-            let known = instances[at].spec().role;
-            match (known, spec.role) {
-                (Role::Prefill, Role::Decode) | (Role::Decode, Role::Prefill) => spec.role = Role::Both,
-                _ => return Err(FleetError::Duplicate(spec.address)),
+        let instances = self.snapshot.load().instances.clone();
+        let Some(at) = instances.iter().position(|i| i.spec().address == spec.address) else {
+            return Ok(self.join(instances, self.instance(spec)));
+        };
+        match (instances[at].spec().role, spec.role) {
+            (Role::Prefill, Role::Decode) | (Role::Decode, Role::Prefill) => {
+                Ok(self.recast(instances, at, Role::Both))
             }
-            instances.remove(at).retire();
+            _ => Err(FleetError::Duplicate(spec.address)),
         }
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let instance = Arc::new(Instance::new(id, spec, &self.settings));
-        instances.push(Arc::clone(&instance));
-        self.publish(instances);
-        probe::start(self, &instance);
-        Ok(instance)
     }
 
-    /// Takes an instance out. Its running requests go on; nothing new is sent to it.
+    /// Takes an instance out. Its running requests go on; nothing new is sent to it. One that serves both
+    /// roles keeps the other if `role` names one.
     ///
     /// # Errors
     /// [`FleetError::Unknown`] if no instance with that address serves in `role` (any role if `None`).
-    pub fn remove(&self, address: &str, role: Option<Role>) -> Result<(), FleetError> {
+    pub fn remove(self: &Arc<Self>, address: &str, role: Option<Role>) -> Result<(), FleetError> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut instances = self.snapshot.load().instances.clone();
         let matches = |i: &Arc<Instance>| {
@@ -181,11 +176,47 @@ impl Fleet {
                 && role.is_none_or(|r| r == i.spec().role || i.spec().role == Role::Both)
         };
         let at = instances.iter().position(matches).ok_or_else(|| FleetError::Unknown(address.to_owned()))?;
-        let gone = instances.remove(at);
-        gone.retire();
-        self.prefixes.forget(gone.id());
-        self.publish(instances);
+        match (instances[at].spec().role, role) {
+            (Role::Both, Some(Role::Prefill)) => drop(self.recast(instances, at, Role::Decode)),
+            (Role::Both, Some(Role::Decode)) => drop(self.recast(instances, at, Role::Prefill)),
+            _ => {
+                self.leave(&instances.remove(at));
+                self.publish(instances);
+            }
+        }
         Ok(())
+    }
+
+    fn instance(&self, spec: InstanceSpec) -> Arc<Instance> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Instance::new(id, spec, &self.settings))
+    }
+
+    fn join(self: &Arc<Self>, instances: Vec<Arc<Instance>>, instance: Arc<Instance>) -> Arc<Instance> {
+        let mut instances = instances;
+        instances.push(Arc::clone(&instance));
+        self.publish(instances);
+        probe::start(self, &instance);
+        instance
+    }
+
+    fn leave(&self, instance: &Instance) {
+        instance.retire();
+        self.prefixes.forget(instance.id());
+    }
+
+    /// An engine serves in another role from now on, as an instance with an id of its own, but as well as
+    /// it did.
+    fn recast(self: &Arc<Self>, instances: Vec<Arc<Instance>>, at: usize, role: Role) -> Arc<Instance> {
+        let mut instances = instances;
+        let before = instances.remove(at);
+        self.leave(&before);
+        let instance = self.instance(InstanceSpec { role, ..before.spec().clone() });
+        instance.set_draining(before.is_draining());
+        if before.health.is_healthy() {
+            instance.health.probe_succeeded();
+        }
+        self.join(instances, instance)
     }
 
     fn publish(&self, instances: Vec<Arc<Instance>>) {
@@ -230,6 +261,21 @@ mod tests {
         assert_eq!(snapshot.instances.len(), 1);
         assert_eq!(snapshot.serving(Phase::Prefill).count(), 1);
         assert_eq!(snapshot.serving(Phase::Decode).count(), 1);
+        fleet.remove("127.0.0.1:1", Some(Role::Prefill)).unwrap();
+        let snapshot = fleet.snapshot();
+        assert_eq!(snapshot.serving(Phase::Prefill).count(), 0);
+        assert_eq!(snapshot.serving(Phase::Decode).count(), 1);
+    }
+
+    #[tokio::test]
+    async fn another_role_changes_nothing_else() {
+        let fleet = Fleet::new(FleetSettings::default());
+        let known = fleet.add(InstanceSpec { dp_size: 4, ..spec(Role::Prefill, "127.0.0.1:1") }).unwrap();
+        known.health.probe_succeeded();
+        let both = fleet.add(spec(Role::Decode, "127.0.0.1:1")).unwrap();
+        assert_ne!(both.id(), known.id());
+        assert_eq!((both.spec().role, both.spec().dp_size), (Role::Both, 4));
+        assert!(both.is_available());
     }
 
     #[tokio::test]

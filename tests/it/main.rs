@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails, in a helper too")]
 
+mod admin;
 mod captures;
 mod connections;
 mod drain;
@@ -15,6 +16,5 @@ mod load;
 mod pipeline;
 mod policies;
 mod reload;
-mod review;
 mod review;
 mod slow_reader;

@@ -28,7 +28,7 @@ pub(super) fn start(fleet: &Arc<Fleet>, instance: &Arc<Instance>) {
         regular.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut eager = interval(EAGER.min(settings.interval));
         eager.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut announced = HealthState::Starting;
+        let mut announced = instance.health.state();
         loop {
             if instance.health.is_healthy() {
                 regular.tick().await;
@@ -103,6 +103,9 @@ async fn models(fleet: &Fleet, instance: &Instance, limit: Duration, api_key: Op
     let Some((status, body)) = get(instance, "/v1/models", limit, api_key).await else {
         return Models::Unknown;
     };
+    if status.is_server_error() {
+        return Models::Unknown;
+    }
     if status != StatusCode::OK {
         return Models::Wrong(vec![format!("(GET /v1/models answers {status})")]);
     }
