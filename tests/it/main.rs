@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails, in a helper too")]
 
 mod admin;
+mod affinity;
 mod captures;
 mod connections;
 mod drain;
@@ -13,6 +14,7 @@ mod harness;
 mod health;
 mod in_flight;
 mod load;
+mod openai_client;
 mod pipeline;
 mod policies;
 mod reload;
