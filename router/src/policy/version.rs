@@ -139,7 +139,7 @@ impl Version {
             }
             let started = Running::start(engine, &self.program, &self.config, log, 1);
             run.starts_slowly = started.as_ref().is_err_and(LoadError::is_deadline);
-            run.running = Some(started.map_err(not_started)?.0);
+            run.running = Some(started.map_err(|error| not_started(&error))?.0);
         }
         run.running.as_mut().ok_or(Fault::Resting)
     }
@@ -153,7 +153,7 @@ impl Version {
             run.starting = false;
             match started {
                 Ok((running, _)) => run.running = Some(running),
-                Err(error) => run.failed_start = Some(not_started(error)),
+                Err(error) => run.failed_start = Some(not_started(&error)),
             }
         });
     }
@@ -174,8 +174,8 @@ impl Run {
     }
 }
 
-fn not_started(error: LoadError) -> Fault {
-    Fault::Trap(crate::error::chain(&error))
+fn not_started(error: &LoadError) -> Fault {
+    Fault::Trap(crate::error::chain(error))
 }
 
 /// How long to leave a policy alone after so many faults.
