@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use edge_router_tests::engine::Fault;
+use edge_router_tests::engine::{Engine, Fault};
 use edge_router_tests::fleet::Fleet;
 use edge_router_tests::patience::eventually;
 use tokio::time::{Duration, sleep};
@@ -85,5 +85,28 @@ async fn a_fleet_at_its_limit_is_ready_all_the_same() -> Result<()> {
     );
     assert_eq!(router.get("/readyz").await?.status, 200);
     waiting.abort();
+    Ok(())
+}
+
+/// A handle names the instance that will fetch it, so another one has no use for it.
+#[tokio::test]
+async fn a_handle_made_for_one_decode_instance_is_not_given_to_another() -> Result<()> {
+    let mut fleet = Fleet::start(1, 2).await?;
+    let paired = test_policy("paired").display().to_string();
+    let router = fleet.router().policy(&paired).arg("--probe-interval-ms").arg("3600000").start().await?;
+    fleet.decode[0].kill().await;
+    for turn in 0..4 {
+        assert_eq!(router.post_json(CHAT, &chat(turn * 2 + 1)).await?.status, 200);
+    }
+    let pairs = |engine: &Engine| -> Vec<_> {
+        engine.requests().iter().map(|request| request.json()["x_pair"].clone()).collect()
+    };
+    let (told, came) = (pairs(&fleet.prefill[0]), pairs(&fleet.decode[1]));
+    let made_for_it: Vec<_> = told.iter().filter(|pair| pair[1] == came[0][1]).collect();
+    assert_eq!(made_for_it, came.iter().collect::<Vec<_>>(), "{told:?}");
+    let orphans = router.metrics().await?.sum("edge_router_orphaned_handles_total", &[]);
+    assert_eq!(orphans as usize, told.len() - came.len());
+    assert!(orphans > 0.0, "the dead instance was never chosen");
+    fleet.expect_pinned(orphans as usize);
     Ok(())
 }

@@ -25,6 +25,8 @@ pub(super) struct Attempt<'a> {
     pub(super) pair: Pair,
     /// Chosen before prefill, for connectors that must tell prefill who will come.
     pub(super) decode_ahead: Option<Scheduled>,
+    /// Whether prefill was told who will come: no other decode instance can use its handle.
+    pub(super) paired: bool,
 }
 
 impl<'a> Attempt<'a> {
@@ -32,7 +34,7 @@ impl<'a> Attempt<'a> {
         let show_blocks = app.chain.facts().prefix_blocks;
         let id = account.next_engine_id();
         let facts = Arc::new(RequestFacts::new(Arc::clone(&parsed.client), id, show_blocks));
-        Self { app, parsed, account, facts, pair: Pair::default(), decode_ahead: None }
+        Self { app, parsed, account, facts, pair: Pair::default(), decode_ahead: None, paired: false }
     }
 
     /// The client's request as `leg` changes it, for the instance in `scheduled`.

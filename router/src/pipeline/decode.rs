@@ -51,6 +51,9 @@ pub(super) async fn run(
                     handle.not_used_after_all();
                 }
                 failed(attempt, &scheduled, retries, error, false)?;
+                if attempt.paired && handle.is_some() {
+                    return Ok(Decoded::TryAgain);
+                }
             }
             Err(error) => {
                 failed(attempt, &scheduled, retries, error, true)?;
@@ -68,7 +71,7 @@ pub(super) async fn run(
 }
 
 /// A decode instance other than the one that ran prefill, if there is another.
-fn choose(attempt: &Attempt<'_>, retries: &Retries) -> Result<Scheduled, Error> {
+pub(super) fn choose(attempt: &Attempt<'_>, retries: &Retries) -> Result<Scheduled, Error> {
     let Some(prefill) = attempt.pair.prefill else { return schedule(attempt, Phase::Decode, &retries.tried) };
     let mut others = retries.tried.clone();
     others.push(prefill.instance);

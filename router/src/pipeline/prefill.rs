@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::answer::{self, Answer};
 use super::attempt::{Attempt, Retries};
+use super::decode;
 use super::schedule::{Scheduled, can_schedule, schedule};
 use crate::body::scan::Object;
 use crate::config::WithoutPrefill;
@@ -37,7 +38,8 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
         };
         attempt.pair.prefill = Some(scheduled.chosen.placement());
         if attempt.app.chain.handoff() == Handoff::SerialPaired && attempt.decode_ahead.is_none() {
-            let decode = schedule(attempt, Phase::Decode, &retries.tried)?;
+            let decode = decode::choose(attempt, retries)?;
+            attempt.paired = true;
             attempt.pair.decode = Some(decode.chosen.placement());
             attempt.decode_ahead = Some(decode);
         }
@@ -78,17 +80,18 @@ enum LegEnd {
 }
 
 /// Sends the leg to the instance and reads its answer.
-async fn leg(attempt: &mut Attempt<'_>, scheduled: Scheduled) -> Result<LegEnd, Error> {
+async fn leg(attempt: &mut Attempt<'_>, mut scheduled: Scheduled) -> Result<LegEnd, Error> {
     let app = attempt.app;
     attempt.account.prefill_at(&scheduled);
     let leg = app.chain.rewrite_prefill(&attempt.facts, attempt.pair, &app.fleet.snapshot()).value;
     let request = attempt.leg_request(&leg, &scheduled);
-    let instance = &scheduled.chosen.instance;
+    let instance = scheduled.chosen.instance.clone();
     let response = instance.pool().send(&request, app.config.timeouts.prefill).await.map_err(|source| {
         instance.health().request_failed();
         Error::Leg { phase: Phase::Prefill, source }
     })?;
     let status = response.status();
+    scheduled.in_flight.answered();
     if status == StatusCode::SERVICE_UNAVAILABLE {
         return Ok(LegEnd::Overloaded);
     }
