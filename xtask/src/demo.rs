@@ -32,7 +32,8 @@ Usage: cargo xtask demo [--keep]
 
 Builds everything, starts two prefill and two decode engines (simulated) and a
 router on free ports of this machine, streams a chat through it, and replaces a
-policy while requests run. Takes a minute once everything is built.
+policy while requests run. Takes a minute once everything is built. Where
+policies can't be built it says so and shows the router on its built-in policy.
 
   --keep   leave engines and router running until Ctrl-C";
 
@@ -45,13 +46,17 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     if let Some(unknown) = arguments.iter().find(|argument| *argument != "--keep") {
         return Ok(usage(&format!("unknown argument `{unknown}`"), HELP));
     }
-    let Some(toolchain) = setup::toolchain()? else {
-        return Ok(ExitCode::from(setup::NO_TOOLCHAIN));
-    };
-    build(&toolchain)?;
-    let demo = Demo::start(&toolchain)?;
+    let toolchain = setup::toolchain()?;
+    if toolchain.is_none() {
+        println!("\nThe demo goes on without WebAssembly: the router's built-in policy decides.");
+    }
+    build(toolchain.as_ref())?;
+    let demo = Demo::start(toolchain.as_ref())?;
     demo.stream_a_chat()?;
-    demo.replace_the_policy(&toolchain)?;
+    match &toolchain {
+        Some(toolchain) => demo.replace_the_policy(toolchain)?,
+        None => demo.show_the_built_in_policy()?,
+    }
     Demo::say_what_next();
     if !arguments.is_empty() {
         println!("\nStill running; Ctrl-C ends it.");
@@ -62,8 +67,10 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn build(toolchain: &Toolchain) -> Result<()> {
-    policies::build(toolchain, &["cache_aware".to_owned()])?;
+fn build(toolchain: Option<&Toolchain>) -> Result<()> {
+    if let Some(toolchain) = toolchain {
+        policies::build(toolchain, &["cache_aware".to_owned()])?;
+    }
     let mut build = cargo();
     build.args(["build", "--package", "edge-router", "--package", "edge-router-tests", "--bins"]);
     run("building the router and the simulated engine", &mut build)
@@ -76,15 +83,18 @@ struct Demo {
 }
 
 impl Demo {
-    fn start(toolchain: &Toolchain) -> Result<Self> {
+    fn start(toolchain: Option<&Toolchain>) -> Result<Self> {
         println!("\n== Two prefill and two decode engines, and a router");
         let policies = target().join("demo/policies");
-        fs::create_dir_all(&policies)?;
-        fs::copy(root().join("policies/cache_aware.wasm"), policies.join("cache_aware.wasm"))?;
-        policy::build(toolchain, &policies, policy::Version::First)?;
-
-        let folder = policies.to_str().context("the path of this repository is not UTF-8")?;
-        let chain = ["--policies-dir", folder, "--policy", policy::COMPONENT, "--policy", "cache_aware.wasm"];
+        let mut chain = Vec::new();
+        if let Some(toolchain) = toolchain {
+            fs::create_dir_all(&policies)?;
+            fs::copy(root().join("policies/cache_aware.wasm"), policies.join("cache_aware.wasm"))?;
+            policy::build(toolchain, &policies, policy::Version::First)?;
+            let folder = policies.to_str().context("the path of this repository is not UTF-8")?;
+            chain.extend(["--policies-dir", folder, "--policy", policy::COMPONENT]);
+            chain.extend(["--policy", "cache_aware.wasm"]);
+        }
         let deployment = Deployment::start(&target().join("debug"), &["--token-delay-ms", "20"], &chain)?;
         deployment.show();
         Ok(Self { deployment, policies })
@@ -146,11 +156,18 @@ impl Demo {
         load.wait_for(200)?;
         self.show_shares(&counted)?;
 
-        let done = load.stop();
-        println!("\n{} requests ran meanwhile, {} failed", done.sent, done.failed);
-        if done.failed > 0 {
-            bail!("the first failure: {}", done.first_failure.unwrap_or_default());
-        }
+        end(load)
+    }
+
+    fn show_the_built_in_policy(&self) -> Result<()> {
+        println!("\n== The built-in policy, while requests run: instances take turns");
+        let load = Load::start(self.deployment.router());
+        let counted = self.decode_counts()?;
+        load.wait_for(200)?;
+        self.show_shares(&counted)?;
+        end(load)?;
+        println!("\nLeft out: a policy that is edited, rebuilt and reloaded meanwhile. That needs what the");
+        println!("beginning of this output names; `cargo xtask setup` says it again.");
         Ok(())
     }
 
@@ -181,4 +198,14 @@ impl Demo {
         println!("examples/my_policy/README.md   write a policy of your own");
         println!("policies/                      those that come with the router");
     }
+}
+
+/// Ends the load; an error if a request failed.
+fn end(load: Load) -> Result<()> {
+    let done = load.stop();
+    println!("\n{} requests ran meanwhile, {} failed", done.sent, done.failed);
+    if done.failed > 0 {
+        bail!("the first failure: {}", done.first_failure.unwrap_or_default());
+    }
+    Ok(())
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::toolchain::Toolchain;
+use crate::toolchain::{self, Toolchain};
 use crate::{asks_for_help, usage};
 
 const HELP: &str = "\
@@ -38,8 +38,11 @@ pub(crate) fn toolchain() -> Result<Option<Toolchain>> {
     match &toolchain {
         Some(toolchain) => println!("policies are built with {}", toolchain.describe()),
         None => eprintln!(
-            "Policies can't be built here: no way to get the wasm32-wasip2 target works.\n\
-             The router still runs, on its built-in policy or on components built elsewhere."
+            "Policies can't be built here: no way to get the wasm32-wasip2 target works (see above).\n\
+             To get it: `rustup target add wasm32-wasip2` with network access, or on Debian, as root,\n\
+             `apt-get install {}`.\n\
+             The router still runs, on its built-in policy or on components built elsewhere.",
+            toolchain::DEBIAN_PACKAGES.join(" ")
         ),
     }
     Ok(toolchain)

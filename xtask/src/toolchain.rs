@@ -16,7 +16,7 @@ use crate::run::{cargo, is_there, output, run};
 pub(crate) const TARGET: &str = "wasm32-wasip2";
 
 /// Compiler and standard library of Debian, C library for WASI.
-const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "rust-web-src", "wasi-libc"];
+pub(crate) const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "rust-web-src", "wasi-libc"];
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 const DEBIAN_STD_SOURCE: &str = "/usr/lib/rustlib/src/rust/library/std";
 const DEBIAN_WASI_LIBC: &str = "/usr/lib/wasm32-wasi";
