@@ -32,7 +32,10 @@ impl Scene {
         decode: usize,
         set: impl FnOnce(RouterBuilder) -> RouterBuilder,
     ) -> Result<Self> {
-        let fleet = Fleet::start(prefill, decode).await?;
+        Self::of(Fleet::start(prefill, decode).await?, set).await
+    }
+
+    async fn of(fleet: Fleet, set: impl FnOnce(RouterBuilder) -> RouterBuilder) -> Result<Self> {
         let router = set(fleet.router().arg("--probe-interval-ms").arg("3600000")).start().await?;
         Ok(Self { fleet, router })
     }

@@ -56,13 +56,11 @@ async fn it_gets_what_one_engine_alone_would_say() -> Result<()> {
 #[tokio::test]
 async fn it_understands_the_routers_own_errors() -> Result<()> {
     let fleet = Fleet::start(1, 1).await?;
-    let router = fleet.router().arg("--max-body-bytes").arg("1024").start().await?;
-    let errors = talk(&router.url(), &["unknown_path"]).await?;
+    let router = fleet.router().start().await?;
+    fleet.decode[0].fault(Fault::close_before_headers().on_decode().always());
+    let errors = talk(&router.url(), &["unknown_path", "whole_chat", "streamed_chat"]).await?;
     let error = &errors["unknown_path"];
     assert_eq!((&error["error"], &error["code"]), (&json!("NotFoundError"), &json!("not_found")), "{error}");
-
-    fleet.decode[0].fault(Fault::close_before_headers().on_decode().always());
-    let errors = talk(&router.url(), &["whole_chat", "streamed_chat"]).await?;
     for action in ["whole_chat", "streamed_chat"] {
         let error = &errors[action];
         assert_eq!(
@@ -79,10 +77,12 @@ async fn it_understands_the_routers_own_errors() -> Result<()> {
 async fn it_notices_a_stream_that_fails_or_breaks_off() -> Result<()> {
     let fleet = Fleet::start(1, 1).await?;
     let router = fleet.router().start().await?;
-    for fault in [Fault::error_after(2), Fault::cut_after(3)] {
-        fleet.decode[0].fault(fault.on_decode());
-        let errors = talk(&router.url(), &["streamed_chat"]).await?;
-        assert_eq!(errors["streamed_chat"]["error"], "APIError", "{errors}");
+    fleet.decode[0].fault(Fault::error_after(2).on_path("/v1/chat/completions"));
+    fleet.decode[0].fault(Fault::cut_after(3).on_path("/v1/completions"));
+    let actions = ["streamed_chat", "streamed_completion"];
+    let errors = talk(&router.url(), &actions).await?;
+    for action in actions {
+        assert_eq!(errors[action]["error"], "APIError", "{errors}");
     }
     Ok(())
 }

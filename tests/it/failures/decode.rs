@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use edge_router_tests::engine::Fault;
+use edge_router_tests::fleet::Fleet;
 
 use super::{Scene, assert_error};
 
@@ -56,7 +57,9 @@ async fn a_failed_transfer_is_made_good_by_a_fresh_attempt() -> Result<()> {
 
 #[tokio::test]
 async fn a_prefill_engine_that_dies_between_the_legs_costs_no_plain_request() -> Result<()> {
-    let scene = Scene::new(2, 1).await?;
+    // Decode does not wait five seconds for a peer that it does not know, but one.
+    let fleet = Fleet::start_with(2, 1, |engine| engine.time_scale(0.2)).await?;
+    let scene = Scene::of(fleet, |router| router).await?;
     scene.served(false).await?;
     // Its handle is good, and nobody answers where it points to.
     let leaving = &scene.fleet.prefill[1];
