@@ -82,14 +82,14 @@ impl App {
             return Err("waiting for instances: none is known yet");
         }
         if !snapshot.can_serve(Phase::Decode) {
-            return Err("no decode instance is healthy");
+            return Err("no decode instance is healthy and not being drained");
         }
         let mut prefill = snapshot.serving(Phase::Prefill).peekable();
         if prefill.peek().is_none() || snapshot.can_serve(Phase::Prefill) {
             return Ok(());
         }
         if self.config.without_prefill == WithoutPrefill::Reject {
-            return Err("no prefill instance is healthy");
+            return Err("no prefill instance is healthy and not being drained");
         }
         // Right after the start, decode alone could serve; but it would be given the prompts of a whole
         // fleet because prefill's first probe is a moment late.

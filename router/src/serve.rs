@@ -31,7 +31,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new(&fleet));
     let (chain, watched, engine) = load_policies(&config, &metrics).await?;
     for spec in &config.instances {
-        fleet.add(spec.clone()).with_context(|| format!("instance {}", spec.address))?;
+        fleet.add(spec.clone()).context("an instance is named twice")?;
     }
     let listeners = config.listen.iter().map(|a| bind(*a).with_context(|| format!("listen: can't bind {a}")));
     let listeners = listeners.collect::<anyhow::Result<Vec<_>>>()?;
@@ -51,7 +51,13 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         tokio::spawn(accept(listener, Arc::clone(&app), Arc::clone(&connections), stop.clone()));
     }
     if app.config.instances.is_empty() {
-        tracing::info!("no instance is known yet; waiting for POST /instances/add");
+        match app.config.admin_key {
+            Some(_) => tracing::info!("no instance is known yet; waiting for POST /instances/add"),
+            None => tracing::warn!(
+                "no instance is known, and none can be added without a key of the admin API: \
+                 give --prefill and --decode, or set ADMIN_API_KEY"
+            ),
+        }
     }
     shutdown_signal().await?;
     drain(&app, connections, &stop).await;

@@ -141,7 +141,7 @@ async fn with_nobody_left_the_client_is_told_to_come_again() -> Result<()> {
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
     assert_eq!(answer.json()["error"]["message"], "no decode instance is available: none is healthy");
     let ready = router.get("/readyz").await?;
-    assert_eq!((ready.status, &*ready.text()), (503, "no decode instance is healthy\n"));
+    assert_eq!((ready.status, &*ready.text()), (503, "no decode instance is healthy and not being drained\n"));
     assert!(fleet.prefill[0].requests().is_empty(), "a prompt was computed for nobody");
     fleet.decode[0].restart().await?;
     becomes(&router, &fleet.decode[0], "healthy").await?;

@@ -61,6 +61,7 @@ async fn an_answer_of_known_length_that_is_passed_on_counts_as_answered() -> Res
         let answered = metrics.sum("edge_router_requests_total", &["status=\"404\""]);
         let left = metrics.sum("edge_router_requests_cancelled_total", &[]);
         assert_eq!(left, 0.0, "counted as clients that left");
+        assert_eq!(metrics.sum("edge_router_time_to_first_token_seconds_count", &[]), 0.0, "no token came");
         if answered == 2.0 {
             return Ok(());
         }

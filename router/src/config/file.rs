@@ -21,10 +21,10 @@ pub struct Settings {
     /// The model that every instance must serve; an instance with another one gets no requests
     #[arg(short, long, env = "EDGE_ROUTER_MODEL")]
     pub model: Option<String>,
-    /// Prefill instances
+    /// Prefill instances, with spaces or commas between them
     #[arg(short, long, value_name = "HOST:PORT", num_args = 1.., env = "EDGE_ROUTER_PREFILL", value_delimiter = ',')]
     pub prefill: Vec<String>,
-    /// Decode instances
+    /// Decode instances; an address in both lists serves both
     #[arg(short, long, value_name = "HOST:PORT", num_args = 1.., env = "EDGE_ROUTER_DECODE", value_delimiter = ',')]
     pub decode: Vec<String>,
     /// Instances with all that can be said of them; only in the file.
@@ -76,17 +76,17 @@ pub struct Settings {
     /// What to do when no prefill instance can take a request [default: decode]
     #[arg(long, value_enum, env = "EDGE_ROUTER_WITHOUT_PREFILL")]
     pub without_prefill: Option<WithoutPrefill>,
-    /// Time limit for connecting to an instance [default: 3000]
+    /// Time limit for connecting to an instance, in milliseconds [default: 3000]
     #[arg(long, value_name = "MS", env = "EDGE_ROUTER_CONNECT_TIMEOUT_MS")]
     pub connect_timeout_ms: Option<u64>,
     /// Idle connections to instances are closed after this; keep it below the engines' keep-alive, 5 s in
     /// vLLM [default: 4000]
     #[arg(long, value_name = "MS", env = "EDGE_ROUTER_POOL_IDLE_MS")]
     pub pool_idle_ms: Option<u64>,
-    /// Time limit for a prefill leg [default: 600]
+    /// Time limit for a prefill leg, in seconds [default: 600]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_PREFILL_TIMEOUT_S")]
     pub prefill_timeout_s: Option<u64>,
-    /// Time limit for the head of decode's answer [default: 1800]
+    /// Time limit for the head of decode's answer, in seconds [default: 1800]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_DECODE_TIMEOUT_S")]
     pub decode_timeout_s: Option<u64>,
     /// A stream without a frame for this long is ended with an error [default: 300]
@@ -110,7 +110,7 @@ pub struct Settings {
     /// How long an instance stays out after failed requests [default: 5000]
     #[arg(long, value_name = "MS", env = "EDGE_ROUTER_COOL_DOWN_MS")]
     pub cool_down_ms: Option<u64>,
-    /// Key of the admin API, for the header x-api-key; without one the API is off
+    /// Key of the admin API (/instances/add and so on), for the header x-api-key; without one the API is off
     #[arg(long, value_name = "KEY", env = "ADMIN_API_KEY", hide_env_values = true)]
     pub admin_api_key: Option<String>,
     /// Sent to instances as bearer token instead of the client's credentials
@@ -129,7 +129,13 @@ pub struct Settings {
     #[arg(long, value_enum, env = "EDGE_ROUTER_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
     /// Log a line for each request: where it went, why, and how long it took
-    #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "EDGE_ROUTER_ACCESS_LOG")]
+    #[arg(
+        long,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_parser = clap::builder::BoolishValueParser::new(),
+        env = "EDGE_ROUTER_ACCESS_LOG"
+    )]
     pub access_log: Option<bool>,
 }
 

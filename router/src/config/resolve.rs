@@ -1,6 +1,7 @@
 //! From settings as typed to settings as used. The only place with defaults.
 
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -39,11 +40,11 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         policies: policies(settings)?,
         policy: PolicySettings {
             deadline: positive("policy_deadline_ms", settings.policy_deadline_ms, 20, Duration::from_millis)?,
-            max_memory: at_least("policy_memory_mib", settings.policy_memory_mib, 64, 2)? << 20,
+            max_memory: within("policy_memory_mib", settings.policy_memory_mib, 64, 2..=4096)? << 20,
         },
-        prefix_block_tokens: at_least("prefix_block_tokens", settings.prefix_block_tokens, 32, 1)?,
+        prefix_block_tokens: within("prefix_block_tokens", settings.prefix_block_tokens, 32, 1..=65_536)?,
         session_keys: session_keys(settings)?.into(),
-        max_body: at_least("max_body_bytes", settings.max_body_bytes, 256 << 20, 1024)?,
+        max_body: within("max_body_bytes", settings.max_body_bytes, 256 << 20, 1024..=64 << 30)?,
         timeouts: Timeouts {
             prefill: positive("prefill_timeout_s", settings.prefill_timeout_s, 600, Duration::from_secs)?,
             decode_head: positive("decode_timeout_s", settings.decode_timeout_s, 1800, Duration::from_secs)?,
@@ -79,14 +80,17 @@ fn positive(
     }
 }
 
-fn at_least(
+fn within(
     name: &'static str,
     value: Option<usize>,
     default: usize,
-    least: usize,
+    range: RangeInclusive<usize>,
 ) -> Result<usize, ConfigError> {
     let value = value.unwrap_or(default);
-    if value < least { Err(wrong(name, format!("must be at least {least}"))) } else { Ok(value) }
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    Err(wrong(name, format!("must be {} to {}", range.start(), range.end())))
 }
 
 fn listen(settings: &Settings) -> Result<Vec<SocketAddr>, ConfigError> {
@@ -130,7 +134,7 @@ fn fleet(settings: &Settings) -> Result<FleetSettings, ConfigError> {
         },
         max_in_flight: settings.max_in_flight.unwrap_or(0),
         model: settings.model.clone().filter(|m| !m.is_empty()),
-        prefix_capacity: at_least("prefix_capacity", settings.prefix_capacity, 400_000, 1)?,
+        prefix_capacity: within("prefix_capacity", settings.prefix_capacity, 400_000, 1..=100_000_000)?,
         api_key: settings.engine_api_key.clone().filter(|key| !key.is_empty()),
     })
 }
@@ -194,6 +198,9 @@ fn session_keys(settings: &Settings) -> Result<Vec<SessionKey>, ConfigError> {
 }
 
 fn policies(settings: &Settings) -> Result<Vec<PolicySource>, ConfigError> {
+    if let Some(flag) = settings.policy_config_flags.iter().find(|flag| !flag.contains('=')) {
+        return Err(wrong("policy_config", format!("'{flag}' has no '='; give NAME={{\"key\":…}}")));
+    }
     let dir = settings.policies_dir.clone().unwrap_or_else(|| PathBuf::from("policies"));
     let mut sources = Vec::new();
     for name in &settings.policy {
@@ -238,10 +245,8 @@ fn policy_path(dir: &Path, name: &str) -> Result<PathBuf, ConfigError> {
 }
 
 fn policy_config(settings: &Settings, name: &str) -> Result<Option<String>, ConfigError> {
-    for flag in &settings.policy_config_flags {
-        let (policy, json) = flag
-            .split_once('=')
-            .ok_or_else(|| wrong("policy_config", format!("'{flag}' has no '='; give NAME={{\"key\":…}}")))?;
+    let flags = settings.policy_config_flags.iter().filter_map(|flag| flag.split_once('='));
+    for (policy, json) in flags {
         if policy == name {
             serde_json::from_str::<&RawValue>(json)
                 .map_err(|e| wrong("policy_config", format!("{name}: not JSON: {e}")))?;

@@ -56,6 +56,8 @@ fn wrong_settings_are_named_with_a_remedy() {
             "prefill: 'host': no port; give host:port, such as 10.0.0.1:8000 or [::1]:8000",
         ),
         ("kv_lease_s = 5", "kv_lease_margin_s: must be below kv_lease_s, or no handle could ever be used"),
+        ("policy_memory_mib = 17592186044416", "policy_memory_mib: must be 2 to 4096"),
+        ("prefix_capacity = 0", "prefix_capacity: must be 1 to 100000000"),
         ("unhealthy_after = 0", "unhealthy_after: must be above 0"),
         ("session_key = ['x']", "session_key: 'x' is neither header:NAME nor field:NAME"),
         ("[[instance]]\nrole = 'x'\naddress = 'a:1'", "instance.role: 'x' is none of prefill, decode, both"),
@@ -66,6 +68,8 @@ fn wrong_settings_are_named_with_a_remedy() {
     ] {
         assert_eq!(refusal(text), said);
     }
+    let flag = Settings { policy_config_flags: vec!["cache_aware".into()], ..Settings::default() };
+    assert!(resolve(&flag).unwrap_err().to_string().contains("'cache_aware' has no '='"));
     assert!(
         toml::from_str::<Settings>("prefil = []").unwrap_err().to_string().contains("unknown field `prefil`")
     );

@@ -81,6 +81,8 @@ pub struct Health {
 struct Inner {
     state: HealthState,
     out_until: Option<Instant>,
+    /// Why the last probe failed, if it did.
+    why: Option<String>,
 }
 
 impl Health {
@@ -90,7 +92,7 @@ impl Health {
             healthy: AtomicBool::new(false),
             failures: AtomicU32::new(0),
             probe_failures: AtomicU32::new(0),
-            inner: Mutex::new(Inner { state: HealthState::Starting, out_until: None }),
+            inner: Mutex::new(Inner { state: HealthState::Starting, out_until: None, why: None }),
         }
     }
 
@@ -109,6 +111,11 @@ impl Health {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).state.clone()
     }
 
+    /// Why the last probe failed, for people; `None` if it did not.
+    pub fn last_probe_error(&self) -> Option<String> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).why.clone()
+    }
+
     /// A request was answered. Requests refused for what is in them count as answered.
     pub fn request_succeeded(&self) {
         if self.failures() != 0 {
@@ -122,13 +129,15 @@ impl Health {
     }
 
     /// A probe failed.
-    pub(super) fn probe_failed(&self) {
+    pub(super) fn probe_failed(&self, why: String) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).why = Some(why);
         self.failed(&self.probe_failures, None);
     }
 
     /// A probe succeeded, which brings the instance (back) in if its pause is over.
     pub(super) fn probe_succeeded(&self) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.why = None;
         if inner.state == HealthState::Healthy {
             // Failed requests go on counting: /health says little of an engine's worth.
             self.probe_failures.store(0, Ordering::Relaxed);
@@ -137,7 +146,7 @@ impl Health {
         if inner.out_until.is_some_and(|until| Instant::now() < until) {
             return;
         }
-        *inner = Inner { state: HealthState::Healthy, out_until: None };
+        *inner = Inner { state: HealthState::Healthy, out_until: None, why: None };
         self.forget_failures();
         self.healthy.store(true, Ordering::Relaxed);
     }
@@ -145,7 +154,7 @@ impl Health {
     /// A probe found other models than the wanted one.
     pub(super) fn wrong_model(&self, served: Vec<String>) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.state = HealthState::WrongModel(served);
+        (inner.state, inner.why) = (HealthState::WrongModel(served), None);
         self.healthy.store(false, Ordering::Relaxed);
     }
 
@@ -203,8 +212,8 @@ mod tests {
     async fn a_probe_that_fails_now_and_then_says_nothing() {
         let health = healthy();
         for _ in 0..10 {
-            health.probe_failed();
-            health.probe_failed();
+            health.probe_failed("x".into());
+            health.probe_failed("x".into());
             assert_eq!(health.failures(), 2);
             health.probe_succeeded();
             assert_eq!(health.failures(), 0);
@@ -234,9 +243,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_never_answers_is_given_up_in_the_end() {
         let health = Health::new(HealthSettings::default());
-        (0..23).for_each(|_| health.probe_failed());
+        (0..23).for_each(|_| health.probe_failed("x".into()));
         assert_eq!(health.state(), HealthState::Starting);
-        health.probe_failed();
+        health.probe_failed("x".into());
         assert_eq!(health.state(), HealthState::Unhealthy);
         health.probe_succeeded();
         assert!(health.is_healthy());
@@ -245,7 +254,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn failed_probes_need_no_pause() {
         let health = healthy();
-        (0..3).for_each(|_| health.probe_failed());
+        (0..3).for_each(|_| health.probe_failed("x".into()));
         assert!(!health.is_healthy());
         health.probe_succeeded();
         assert!(health.is_healthy());

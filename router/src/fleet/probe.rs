@@ -9,6 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::instance::Instance;
 use super::{Fleet, HealthState, role_name, scrape};
 use crate::body::read::read_capped;
+use crate::error::chain;
 use crate::upstream::LegRequest;
 
 /// Metrics of an engine with many LoRA adapters run to some hundred kilobytes.
@@ -29,6 +30,7 @@ pub(super) fn start(fleet: &Arc<Fleet>, instance: &Arc<Instance>) {
         let mut eager = interval(EAGER.min(settings.interval));
         eager.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut announced = instance.health.state();
+        let mut awaited = false;
         loop {
             if instance.health.is_healthy() {
                 regular.tick().await;
@@ -39,6 +41,13 @@ pub(super) fn start(fleet: &Arc<Fleet>, instance: &Arc<Instance>) {
             probe(&fleet, &instance).await;
             // Requests may have changed it as well.
             let state = instance.health.state();
+            if let Some(why) = instance.health.last_probe_error()
+                && state == HealthState::Starting
+                && !std::mem::replace(&mut awaited, true)
+            {
+                let (address, role) = (instance.address(), role_name(instance.spec().role));
+                tracing::info!(instance = address, role, why, "waiting for instance");
+            }
             if state != announced {
                 announce(&fleet, &instance, &state);
                 announced = state;
@@ -51,18 +60,18 @@ async fn probe(fleet: &Fleet, instance: &Arc<Instance>) {
     instance.pool().sweep();
     let limit = fleet.settings.health.timeout;
     let api_key = fleet.settings.api_key.as_deref();
-    let healthy = matches!(get(instance, "/health", limit, None).await, Some((StatusCode::OK, _)));
     let health = &instance.health;
-    if !healthy {
-        health.probe_failed();
-    } else {
-        match models(fleet, instance, limit, api_key).await {
-            Models::Right => health.probe_succeeded(),
-            Models::Wrong(served) => health.wrong_model(served),
-            Models::Unknown => health.probe_failed(),
-        }
+    match get(instance, "/health", limit, None).await {
+        Ok((StatusCode::OK, _)) => {}
+        Ok((status, _)) => return health.probe_failed(format!("GET /health answers {status}")),
+        Err(why) => return health.probe_failed(why),
     }
-    if healthy && let Some((StatusCode::OK, text)) = get(instance, "/metrics", limit, None).await {
+    match models(fleet, instance, limit, api_key).await {
+        Models::Right => health.probe_succeeded(),
+        Models::Wrong(served) => health.wrong_model(served),
+        Models::Unknown(why) => health.probe_failed(why),
+    }
+    if let Ok((StatusCode::OK, text)) = get(instance, "/metrics", limit, None).await {
         let report = std::str::from_utf8(&text).ok().and_then(scrape::parse).unwrap_or_default();
         instance.load.report(report.running, report.waiting, report.kv_usage);
     }
@@ -79,7 +88,11 @@ fn announce(fleet: &Fleet, instance: &Instance, state: &HealthState) {
             "instance does not serve the model given by --model; nothing is sent to it"
         ),
         HealthState::Healthy => tracing::info!(instance = address, role, "instance is healthy"),
-        _ => tracing::warn!(instance = address, role, state = state.name(), "instance can't be used"),
+        _ => {
+            // None if its requests failed while its probes did not.
+            let why = instance.health.last_probe_error();
+            tracing::warn!(instance = address, role, state = state.name(), why, "instance can't be used");
+        }
     }
     fleet.availability_changed();
 }
@@ -90,8 +103,8 @@ enum Models {
     Right,
     /// These, and the wanted one is not among them.
     Wrong(Vec<String>),
-    /// It did not say.
-    Unknown,
+    /// It did not say, for this reason.
+    Unknown(String),
 }
 
 /// Asks for the models only while the instance is out of use: engines don't change theirs while they run.
@@ -100,11 +113,12 @@ async fn models(fleet: &Fleet, instance: &Instance, limit: Duration, api_key: Op
     if instance.health.is_healthy() {
         return Models::Right;
     }
-    let Some((status, body)) = get(instance, "/v1/models", limit, api_key).await else {
-        return Models::Unknown;
+    let (status, body) = match get(instance, "/v1/models", limit, api_key).await {
+        Ok(answer) => answer,
+        Err(why) => return Models::Unknown(why),
     };
     if status.is_server_error() {
-        return Models::Unknown;
+        return Models::Unknown(format!("GET /v1/models answers {status}"));
     }
     if status != StatusCode::OK {
         return Models::Wrong(vec![format!("(GET /v1/models answers {status})")]);
@@ -130,12 +144,13 @@ fn model_ids(body: &[u8]) -> Vec<String> {
         .unwrap_or_default()
 }
 
+/// GET of `path`; an error is a sentence for people.
 async fn get(
     instance: &Instance,
     path: &'static str,
     limit: Duration,
     api_key: Option<&str>,
-) -> Option<(StatusCode, bytes::Bytes)> {
+) -> Result<(StatusCode, bytes::Bytes), String> {
     let mut headers = HeaderMap::new();
     if let Some(key) = api_key.and_then(|k| HeaderValue::from_str(&format!("Bearer {k}")).ok()) {
         headers.insert(http::header::AUTHORIZATION, key);
@@ -148,9 +163,11 @@ async fn get(
         repeatable: true,
     };
     let answer = async {
-        let response = instance.pool().send(&request, limit).await.ok()?;
+        let response = instance.pool().send(&request, limit).await.map_err(|e| chain(&e))?;
         let status = response.status();
-        Some((status, read_capped(response.into_body(), MAX_ANSWER).await.ok()?))
+        let body = read_capped(response.into_body(), MAX_ANSWER).await.map_err(|e| chain(&e))?;
+        Ok((status, body))
     };
-    tokio::time::timeout(limit, answer).await.ok().flatten()
+    let late = |_| Err(format!("GET {path} was not answered within {limit:?}"));
+    tokio::time::timeout(limit, answer).await.unwrap_or_else(late)
 }

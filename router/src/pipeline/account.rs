@@ -156,7 +156,8 @@ impl Account {
     pub(super) fn first_byte(&mut self) {
         if self.ttft.is_none() {
             let ttft = self.started.elapsed();
-            if self.generates {
+            // An error is no token.
+            if self.generates && self.status < 400 {
                 self.metrics.request.first_token(ttft);
             }
             self.ttft = Some(ttft);
@@ -229,15 +230,20 @@ impl Account {
             attempts = self.attempts,
             prefill = of(&self.prefill),
             decode = of(&self.decode),
-            prefill_ms = self.prefill.as_ref().map(|s| s.took.as_secs_f64() * 1e3),
-            ttft_ms = self.ttft.map(|d| d.as_secs_f64() * 1e3),
-            total_ms = duration.as_secs_f64() * 1e3,
+            prefill_ms = self.prefill.as_ref().map(|s| millis(s.took)),
+            ttft_ms = self.ttft.map(millis),
+            total_ms = millis(duration),
             prompt_tokens = usage.prompt_tokens,
             completion_tokens = usage.completion_tokens,
             cached_tokens = usage.cached_tokens,
             "request"
         );
     }
+}
+
+/// Milliseconds, to the microsecond.
+fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
 impl Drop for Account {

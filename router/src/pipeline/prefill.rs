@@ -44,10 +44,11 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
             attempt.decode_ahead = Some(decode);
         }
         let (id, started) = (scheduled.chosen.instance.id(), Instant::now());
-        let error = match leg(attempt, scheduled).await {
+        let end = leg(attempt, scheduled).await;
+        attempt.account.prefill_done(started.elapsed());
+        let error = match end {
             Ok(LegEnd::Answered(answer)) => {
                 attempt.app.metrics.request.prefilled(started.elapsed());
-                attempt.account.prefill_done(started.elapsed());
                 return Ok(handle(attempt, answer));
             }
             Ok(LegEnd::Refused(answer)) => return Ok(Prefilled::Refused(answer)),

@@ -50,5 +50,6 @@ fn instance(instance: &Instance) -> Value {
         "waiting": load.waiting(),
         "kv_usage": (kv_usage >= 0.0).then_some(kv_usage),
         "failures": instance.health().failures(),
+        "last_probe_error": instance.health().last_probe_error(),
     })
 }
