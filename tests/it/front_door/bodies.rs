@@ -62,7 +62,7 @@ async fn what_is_no_json_object_is_refused_at_the_door() -> Result<()> {
 async fn nesting_that_no_engine_survives_does_the_router_no_harm() -> Result<()> {
     let mut fleet = Fleet::start(1, 1).await?;
     fleet.expect_violations();
-    let router = fleet.router().policy("cache_aware.wasm").start().await?;
+    let router = fleet.router().patient().policy("cache_aware.wasm").start().await?;
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let body = format!("{{\"model\":\"sim\",\"messages\":{deep}}}");
     let answer = router.client().post_bytes(CHAT, "application/json", body).await?;
@@ -170,7 +170,7 @@ fn is_copy(leg: &[u8], client: &str) -> bool {
 #[tokio::test]
 async fn large_bodies_pass_byte_for_byte() -> Result<()> {
     let fleet = Fleet::start_with(1, 1, |engine| engine.max_model_len(400_000).blocks(30_000)).await?;
-    let router = fleet.router().policy("cache_aware.wasm").start().await?;
+    let router = fleet.router().patient().policy("cache_aware.wasm").start().await?;
     let image = |fill: &str| {
         let url = format!("data:image/png;base64,{}", fill.repeat((2_800 << 10) / fill.len()));
         json!({ "type": "image_url", "image_url": { "url": url } })

@@ -30,8 +30,8 @@ pub struct Request {
     pub body: Bytes,
     /// When its headers had arrived.
     pub at: Instant,
-    /// Which request of its connection it is, from 1.
-    pub nth: usize,
+    /// The number of its connection, since the engine's last start.
+    pub connection: usize,
     /// The status of the answer, once there is one.
     pub status: Option<u16>,
     /// Frames of the answer's body that went to the connection; one per event in a stream.
@@ -116,7 +116,7 @@ impl Journal {
             headers: parts.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect(),
             body: Bytes::new(),
             at: Instant::now(),
-            nth: activity.borrow().seen + 1,
+            connection: activity.borrow().connection,
             status: None,
             frames: 0,
             end: None,

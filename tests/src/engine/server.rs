@@ -16,6 +16,8 @@ use super::route::Service;
 /// Requests on one connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Activity {
+    /// The connection's number.
+    pub(crate) connection: usize,
     /// Not yet answered to the end.
     pub(crate) open: usize,
     /// All so far.
@@ -25,11 +27,13 @@ pub(crate) struct Activity {
 /// Accepts connections until dropped, and drops them with itself.
 pub(crate) async fn serve(listener: TcpListener, service: Arc<Service>) {
     let mut connections = JoinSet::new();
+    let mut accepted_so_far = 0;
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 if let Ok((stream, _)) = accepted {
-                    connections.spawn(connection(stream, Arc::clone(&service)));
+                    accepted_so_far += 1;
+                    connections.spawn(connection(stream, Arc::clone(&service), accepted_so_far));
                 }
             }
             Some(_) = connections.join_next() => {}
@@ -37,10 +41,10 @@ pub(crate) async fn serve(listener: TcpListener, service: Arc<Service>) {
     }
 }
 
-async fn connection(stream: TcpStream, service: Arc<Service>) {
+async fn connection(stream: TcpStream, service: Arc<Service>, number: usize) {
     let _ = stream.set_nodelay(true);
     let idle_timeout = service.config.idle_timeout();
-    let activity = watch::Sender::new(Activity::default());
+    let activity = watch::Sender::new(Activity { connection: number, ..Activity::default() });
     let idle = idle(activity.subscribe(), idle_timeout);
     let connection = http1::Builder::new().serve_connection(
         TokioIo::new(stream),

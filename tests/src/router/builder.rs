@@ -73,16 +73,21 @@ impl RouterBuilder {
         self
     }
 
+    /// Gives policies more time than a busy machine takes from them, where a test is not about their time limit.
+    pub fn patient(self) -> Self {
+        self.arg("--policy-deadline-ms").arg("5000")
+    }
+
     /// Lets [`RouterBuilder::start`] return as soon as the router listens, ready or not.
     pub fn no_wait(mut self) -> Self {
         self.wait = false;
         self
     }
 
-    /// Starts the router, and waits until it is ready for requests.
+    /// Starts the router, and waits until it is ready for requests and has met all its instances.
     ///
     /// # Errors
-    /// If there is no binary, or if the router ends or does not get ready; with its log.
+    /// If there is no binary, or if the router ends, does not get ready, or waits for an instance; with its log.
     pub async fn start(self) -> Result<Router> {
         let files = tempfile::tempdir()?;
         let mut child = self.spawn(&files)?;
@@ -156,7 +161,7 @@ async fn ready(router: &mut Router) -> Result<()> {
             bail!("the router ended ({status}):\n{}", router.log().join("\n"));
         }
         match router.get("/readyz").await {
-            Ok(answer) if answer.status == 200 => return Ok(()),
+            Ok(answer) if answer.status == 200 && has_met_all(router).await? => return Ok(()),
             last if Instant::now() > deadline => {
                 let last = last.map(|answer| format!("{} {}", answer.status, answer.text()));
                 bail!("the router does not get ready ({last:?}):\n{}", router.log().join("\n"));
@@ -164,6 +169,13 @@ async fn ready(router: &mut Router) -> Result<()> {
             _ => sleep(Duration::from_millis(10)).await,
         }
     }
+}
+
+/// One prefill and one decode instance are enough to be ready; which of them are there first is chance.
+async fn has_met_all(router: &Router) -> Result<bool> {
+    let status = router.status().await?;
+    let instances = status["instances"].as_array().context("no instances in /status")?;
+    Ok(instances.iter().all(|instance| instance["state"] != "starting"))
 }
 
 #[cfg(test)]
