@@ -44,8 +44,8 @@ impl Facts {
 /// A policy's name, version and wishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// Shown in logs, metrics and `/status`; at most 64 bytes of
-    /// `[a-z0-9_-]`.
+    /// Shown in `/status` and when the policy is loaded; at most 64 bytes of
+    /// `[a-z0-9_-]`. Log lines and metrics name the policy after its file.
     pub name: String,
     /// The policy's own version, free text of at most 64 bytes.
     pub version: String,

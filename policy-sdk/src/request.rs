@@ -45,7 +45,7 @@ impl<'a> Request<'a> {
         self.0.endpoint()
     }
 
-    /// The `model` field, if it is a string.
+    /// The `model` field, if it is a string of at most 64 KiB.
     pub fn model(&self) -> Option<Cow<'a, str>> {
         self.0.model()
     }

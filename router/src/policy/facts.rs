@@ -138,7 +138,7 @@ impl RequestSource for RequestFacts {
         if SECRET_HEADERS.iter().any(|secret| secret.eq_ignore_ascii_case(name)) {
             return None;
         }
-        self.client.headers.get(name)?.to_str().ok().map(Cow::Borrowed)
+        std::str::from_utf8(self.client.headers.get(name)?.as_bytes()).ok().map(Cow::Borrowed)
     }
 
     fn session_key(&self) -> Option<Cow<'_, str>> {
@@ -192,6 +192,15 @@ mod tests {
         assert_eq!(facts.header("X-API-Key"), None);
         assert_eq!(facts.header("X-Team").as_deref(), Some("blue"));
         assert_eq!(facts.model().as_deref(), Some("m"));
+    }
+
+    #[test]
+    fn header_values_may_be_any_utf8() {
+        let mut client = ClientRequest::new("/".into(), HeaderMap::new(), Object::empty(), 32, Arc::new([]));
+        client.headers.insert("x-team", http::HeaderValue::from_bytes("grün".as_bytes()).unwrap());
+        client.headers.insert("x-latin", http::HeaderValue::from_bytes(b"gr\xfcn").unwrap());
+        let facts = RequestFacts::new(Arc::new(client), "id".into(), false);
+        assert_eq!((facts.header("x-team").as_deref(), facts.header("x-latin")), (Some("grün"), None));
     }
 
     #[test]
