@@ -45,6 +45,8 @@ pub struct Timeouts {
     pub stream_idle: Duration,
     /// For reading the client's body.
     pub client_body: Duration,
+    /// For the client to take something of what is written to it.
+    pub client_stall: Duration,
 }
 
 /// How long a KV handle may be used.

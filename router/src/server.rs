@@ -5,6 +5,7 @@ mod dispatch;
 mod fanout;
 pub mod listen;
 pub mod route;
+mod stall;
 mod status;
 
 pub use dispatch::dispatch;

@@ -2,8 +2,9 @@
 
 use anyhow::{Result, ensure};
 use edge_router_tests::client::Stream;
-use edge_router_tests::engine::{Engine, Fault};
+use edge_router_tests::engine::{Engine, Fault, Request};
 use edge_router_tests::fleet::Fleet;
+use edge_router_tests::patience::eventually;
 use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
 
@@ -66,5 +67,22 @@ async fn an_engine_waits_for_readers_that_have_stopped() -> Result<()> {
     drop(readers);
     fleet.assert_quiescent().await;
     settled(&router).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_reader_that_has_stopped_for_too_long_is_let_go_and_its_engine_stops() -> Result<()> {
+    let fleet = Fleet::start(1, 1).await?;
+    let router = fleet.router().arg("--client-stall-timeout-s").arg("1").start().await?;
+    fleet.decode[0].fault(Fault::padded_frames(PADDING).on_decode());
+    let client = router.client().receive_buffer(16 * 1024);
+    let mut stopped = client.stream(COMPLETIONS, &long_story()).await?;
+    ensure!(stopped.next_event().await?.is_some());
+    // It stays connected, and reads no more.
+    let decode = &fleet.decode[0];
+    eventually("decode is aborted", || decode.requests().iter().all(Request::aborted)).await?;
+    fleet.assert_quiescent().await;
+    settled(&router).await?;
+    drop(stopped);
     Ok(())
 }

@@ -43,7 +43,7 @@ pub struct Settings {
     /// Configurations by policy name; only in the file.
     #[arg(skip)]
     pub policy_config: BTreeMap<String, toml::Table>,
-    /// Time limit for one call of a policy, in milliseconds [default: 20]
+    /// Time limit for one call of a policy, in milliseconds [default: 50]
     #[arg(long, value_name = "MS", env = "EDGE_ROUTER_POLICY_DEADLINE_MS")]
     pub policy_deadline_ms: Option<u64>,
     /// Memory limit of one policy, in MiB [default: 64]
@@ -92,6 +92,9 @@ pub struct Settings {
     /// A stream without a frame for this long is ended with an error [default: 300]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_STREAM_IDLE_TIMEOUT_S")]
     pub stream_idle_timeout_s: Option<u64>,
+    /// A client that takes nothing of its answer for this long is let go, and its engine with it [default: 120]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_CLIENT_STALL_TIMEOUT_S")]
+    pub client_stall_timeout_s: Option<u64>,
     /// How long prefill keeps a KV cache for decode (kv_lease_duration) [default: 30]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_KV_LEASE_S")]
     pub kv_lease_s: Option<u64>,
@@ -199,6 +202,7 @@ impl Settings {
             prefill_timeout_s: self.prefill_timeout_s.or(other.prefill_timeout_s),
             decode_timeout_s: self.decode_timeout_s.or(other.decode_timeout_s),
             stream_idle_timeout_s: self.stream_idle_timeout_s.or(other.stream_idle_timeout_s),
+            client_stall_timeout_s: self.client_stall_timeout_s.or(other.client_stall_timeout_s),
             kv_lease_s: self.kv_lease_s.or(other.kv_lease_s),
             kv_lease_margin_s: self.kv_lease_margin_s.or(other.kv_lease_margin_s),
             probe_interval_ms: self.probe_interval_ms.or(other.probe_interval_ms),

@@ -39,7 +39,7 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         instances: instances(settings)?,
         policies: policies(settings)?,
         policy: PolicySettings {
-            deadline: positive("policy_deadline_ms", settings.policy_deadline_ms, 20, Duration::from_millis)?,
+            deadline: positive("policy_deadline_ms", settings.policy_deadline_ms, 50, Duration::from_millis)?,
             max_memory: within("policy_memory_mib", settings.policy_memory_mib, 64, 2..=4096)? << 20,
         },
         prefix_block_tokens: within("prefix_block_tokens", settings.prefix_block_tokens, 32, 1..=65_536)?,
@@ -55,6 +55,12 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
                 Duration::from_secs,
             )?,
             client_body: Duration::from_secs(120),
+            client_stall: positive(
+                "client_stall_timeout_s",
+                settings.client_stall_timeout_s,
+                120,
+                Duration::from_secs,
+            )?,
         },
         retries: settings.retries.unwrap_or(2),
         without_prefill: settings.without_prefill.unwrap_or_default(),

@@ -87,7 +87,8 @@ async fn leg(attempt: &mut Attempt<'_>, mut scheduled: Scheduled) -> Result<LegE
     let leg = app.chain.rewrite_prefill(&attempt.facts, attempt.pair, &app.fleet.snapshot()).value;
     let request = attempt.leg_request(&leg, &scheduled);
     let instance = scheduled.chosen.instance.clone();
-    let response = instance.pool().send(&request, app.config.timeouts.prefill).await.map_err(|source| {
+    let (limit, started) = (app.config.timeouts.prefill, Instant::now());
+    let response = instance.pool().send(&request, limit).await.map_err(|source| {
         instance.health().request_failed();
         Error::Leg { phase: Phase::Prefill, source }
     })?;
@@ -101,9 +102,11 @@ async fn leg(attempt: &mut Attempt<'_>, mut scheduled: Scheduled) -> Result<LegE
         return Err(Error::Refused { phase: Phase::Prefill, status });
     }
     let (head, body) = response.into_parts();
-    let body = answer::whole(body, Phase::Prefill, app.config.timeouts.prefill).await.inspect_err(|_| {
-        instance.health().request_failed();
-    })?;
+    let body = answer::whole(body, Phase::Prefill, limit.saturating_sub(started.elapsed()))
+        .await
+        .inspect_err(|_| {
+            instance.health().request_failed();
+        })?;
     instance.health().request_succeeded();
     if !status.is_success() {
         return Ok(LegEnd::Refused(Answer::whole(head, body)));

@@ -25,7 +25,7 @@ pub struct PolicySettings {
 
 impl Default for PolicySettings {
     fn default() -> Self {
-        Self { deadline: Duration::from_millis(20), max_memory: 64 * 1024 * 1024 }
+        Self { deadline: Duration::from_millis(50), max_memory: 64 * 1024 * 1024 }
     }
 }
 

@@ -18,7 +18,10 @@ const KV_PARAMS: &str = r#"{"do_remote_prefill":true,"do_remote_decode":false,"r
 
 /// Calls every hook once. A policy that answers with an error passes: it may have good reasons not to
 /// like the made-up fleet. One that traps, loops or waits does not. `running` is spent afterwards.
-pub(super) fn probe(mut running: Running) -> Result<(), LoadError> {
+pub(super) fn probe(running: Running) -> Result<(), LoadError> {
+    // The first calls touch cold memory, perhaps on a machine that is busy with compiling; only a policy
+    // that never comes to an end shall be refused for its time.
+    let mut running = running.on_trial();
     let facts = facts();
     let instances = [instance(0, Role::Prefill), instance(1, Role::Decode)];
     let pair = Pair { prefill: Some(placement(0)), decode: Some(placement(1)) };

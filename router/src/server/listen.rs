@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::dispatch::dispatch;
+use super::stall::Stalling;
 use crate::app::App;
 
 /// A client connection is closed after this if no request comes on it, or its head does not end, or,
@@ -68,6 +69,7 @@ fn serve(stream: TcpStream, app: &Arc<App>, connections: &GracefulShutdown) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(IDLE);
+    let stream = Stalling::new(stream, app.config.timeouts.client_stall);
     let (app, asked) = (Arc::clone(app), CancellationToken::new());
     let first_request = asked.clone();
     let service = service_fn(move |request| {
