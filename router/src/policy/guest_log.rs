@@ -40,6 +40,10 @@ impl GuestLog {
 
     /// Writes a line, or counts it where there were too many.
     pub(super) fn line(&self, level: Level, text: &str) {
+        // A panic begins with an empty line.
+        if text.trim_end().is_empty() {
+            return;
+        }
         let Some(dropped) = self.admit() else { return };
         let policy = &*self.policy;
         if dropped > 0 {
