@@ -105,14 +105,6 @@ pub enum ClientError {
     /// The body is compressed.
     #[error("content encoding is not supported; send the body uncompressed (identity)")]
     Encoding,
-    /// A field has a type that no engine accepts.
-    #[error("field '{field}' must be {expected}")]
-    Field {
-        /// Name of the field.
-        field: &'static str,
-        /// What it may be.
-        expected: &'static str,
-    },
     /// No such path.
     #[error("no route for {0}")]
     NotFound(String),

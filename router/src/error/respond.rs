@@ -53,12 +53,8 @@ impl Error {
 
     /// The answer's body.
     pub fn json(&self) -> String {
-        let param = match self {
-            Self::Client(ClientError::Field { field, .. }) => Some(*field),
-            _ => None,
-        };
         let error = serde_json::json!({
-            "message": self.to_string(), "type": self.kind(), "param": param, "code": self.code(),
+            "message": self.to_string(), "type": self.kind(), "param": null, "code": self.code(),
         });
         serde_json::json!({ "error": error }).to_string()
     }
@@ -85,9 +81,7 @@ impl Error {
 impl ClientError {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Body(_) | Self::Incomplete | Self::Field { .. } | Self::Invalid(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::Body(_) | Self::Incomplete | Self::Invalid(_) => StatusCode::BAD_REQUEST,
             Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::MediaType | Self::Encoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -106,7 +100,6 @@ impl ClientError {
             Self::TooLarge { .. } => "body_too_large",
             Self::MediaType => "unsupported_media_type",
             Self::Encoding => "unsupported_encoding",
-            Self::Field { .. } => "invalid_field",
             Self::NotFound(_) => "not_found",
             Self::Method { .. } => "method_not_allowed",
             Self::Forbidden(_) => "forbidden",
