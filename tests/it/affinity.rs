@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Duration;
 
-use crate::load::CHAT;
+use crate::load::{CHAT, COMPLETIONS};
 
 fn ask(messages: &[Value]) -> Value {
     json!({ "model": "sim", "messages": messages, "max_tokens": 4 })
@@ -164,5 +164,35 @@ async fn least_loaded_avoids_a_prefill_instance_with_a_long_queue() -> Result<()
     assert_eq!((fleet.prefill[busy].requests().len(), fleet.prefill[1 - busy].requests().len()), (1, 8));
     held.abort();
     fleet.assert_quiescent().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_engine_that_was_away_is_not_expected_to_have_a_cache() -> Result<()> {
+    let fleet = Fleet::start(1, 1).await?;
+    let router = fleet
+        .router()
+        .policy("cache_aware.wasm")
+        .patient()
+        .arg("--probe-interval-ms")
+        .arg("50")
+        .start()
+        .await?;
+    let known = async || anyhow::Ok(router.status().await?["prefix_index_blocks"].as_u64().unwrap_or(0));
+    let body = json!({ "model": "sim", "prompt": "the same beginning ".repeat(100), "max_tokens": 2 });
+    router.post_json(COMPLETIONS, &body).await?.ok()?;
+    let both = known().await?;
+    assert!(both > 0);
+    fleet.prefill[0].kill().await;
+    router.wait_for_log("instance can't be used").await?;
+    let tokenized = router
+        .post_json("/tokenize", &json!({ "model": "sim", "prompt": "other words ".repeat(100) }))
+        .await?;
+    assert_eq!(tokenized.status, 200);
+    // What decode holds of the prompt is still known, block for block; of what was only tokenised nothing is held.
+    assert_eq!(known().await?, both);
+    fleet.decode[0].kill().await;
+    router.wait_for_log_times("instance can't be used", 2).await?;
+    assert_eq!(known().await?, 0);
     Ok(())
 }

@@ -49,6 +49,10 @@ pub(super) fn start(fleet: &Arc<Fleet>, instance: &Arc<Instance>) {
                 tracing::info!(instance = address, role, why, "waiting for instance");
             }
             if state != announced {
+                if announced == HealthState::Healthy && instance.health.last_probe_error().is_some() {
+                    // It was away, and most likely has been restarted: its cache is empty.
+                    fleet.prefixes.forget(instance.id());
+                }
                 announce(&fleet, &instance, &state);
                 announced = state;
             }

@@ -59,6 +59,7 @@ impl Fallback {
 pub struct RequestMetrics {
     requests: Family<RequestLabels, Counter>,
     cancelled: Counter,
+    broken_off: Counter,
     fallbacks: Family<KindLabels, Counter>,
     retries: Family<LegLabels, Counter>,
     orphaned_handles: Counter,
@@ -76,6 +77,11 @@ impl RequestMetrics {
             "requests_cancelled",
             "Requests whose client left before the answer ended",
             m.cancelled.clone(),
+        );
+        registry.register(
+            "answers_broken_off",
+            "Answers that ended early for the engine's fault, after their head had been sent",
+            m.broken_off.clone(),
         );
         registry.register("fallbacks", "Requests that were not served the usual way", m.fallbacks.clone());
         registry.register("retries", "Legs that were sent again to another instance", m.retries.clone());
@@ -108,6 +114,11 @@ impl RequestMetrics {
     /// A client left.
     pub fn cancelled(&self) {
         self.cancelled.inc();
+    }
+
+    /// An answer ended before its end.
+    pub fn broke_off(&self) {
+        self.broken_off.inc();
     }
 
     /// The first byte of an answer came.

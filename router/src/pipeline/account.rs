@@ -181,6 +181,7 @@ impl Account {
 
     /// The answer broke off: the engine died, or was silent for too long.
     pub(super) fn broke_off(&mut self, timed_out: bool, error: &dyn std::error::Error) {
+        self.metrics.request.broke_off();
         self.class = if timed_out { ResultClass::TimedOut } else { ResultClass::EngineFailed };
         tracing::warn!(id = self.id, error = chain(error), "answer broke off");
     }

@@ -32,6 +32,8 @@ pub(super) struct Parsed {
     /// A body that is not JSON, sent as it is.
     pub(super) raw: Option<Bytes>,
     pub(super) two_legs: bool,
+    /// Whether it is answered with tokens, for which the prompt's KV cache is computed.
+    pub(super) generates: bool,
     /// Whether its engine keeps what it answers.
     pub(super) stateful: bool,
     /// The only instance that can serve it: the one that made the response it is about.
@@ -77,6 +79,7 @@ pub(super) async fn parse(
             app.config.prefix_block_tokens,
             Arc::clone(&app.config.session_keys),
         )),
+        generates: endpoint.generates(),
         stateful: endpoint.is_stateful(),
         pinned,
         raw,
@@ -87,8 +90,10 @@ pub(super) async fn parse(
 /// The instance that made the stored response which the request asks for or goes on from.
 fn home(app: &App, endpoint: &Endpoint, object: &Object) -> Result<Option<InstanceId>, ClientError> {
     if let Some(id) = endpoint.response_id() {
-        let found = app.homes.find(id);
-        let the_only_one = || app.fleet.snapshot().serving(Phase::Decode).count() == 1;
+        let snapshot = app.fleet.snapshot();
+        // What an instance that has left kept is gone with it.
+        let found = app.homes.find(id).filter(|home| snapshot.get(*home).is_some());
+        let the_only_one = || snapshot.serving(Phase::Decode).count() == 1;
         if found.is_none() && !the_only_one() {
             return Err(ClientError::Unknown(format!("response {id} is not known here")));
         }

@@ -33,7 +33,7 @@ pub(super) fn schedule(
     if facts.prefix_blocks {
         client.blocks();
     }
-    let prefix = facts.cached_tokens.then(|| Prefix {
+    let prefix = (facts.cached_tokens && attempt.parsed.generates).then(|| Prefix {
         index: app.fleet.prefixes(),
         blocks: client.blocks(),
         block_tokens: client.block_tokens,

@@ -8,7 +8,9 @@ use crate::body::splice;
 
 /// Headers that a policy must not set: they belong to the connection, to the framing, or are
 /// credentials.
-const FORBIDDEN_HEADERS: [&str; 17] = [
+const FORBIDDEN_HEADERS: [&str; 18] = [
+    // A compressed answer could not be looked through for what must not reach the client.
+    "accept-encoding",
     "host",
     "content-length",
     "content-type",

@@ -25,6 +25,9 @@ const POLL: Duration = Duration::from_millis(400);
 /// A file is read when it has looked the same for this long.
 const SETTLE: Duration = Duration::from_millis(60);
 
+/// Looks at one file before it is another's turn.
+const MAX_LOOKS: u32 = 8;
+
 /// Where a policy and its configuration come from.
 #[derive(Debug, Clone)]
 pub struct PolicySource {
@@ -117,7 +120,11 @@ impl Watched {
     /// happens while the component is away: a policy whose file was deleted goes on.
     async fn check(&mut self, engine: &PolicyEngine) {
         let mut looks = Looks::of(&self.source);
-        while looks != self.looks && looks.component.is_some() {
+        // A file that never stands still must not keep the others from being looked at.
+        for _ in 0..MAX_LOOKS {
+            if looks == self.looks || looks.component.is_none() {
+                return;
+            }
             sleep(SETTLE).await;
             let now = Looks::of(&self.source);
             if std::mem::replace(&mut looks, now.clone()) != now {

@@ -105,7 +105,8 @@ impl Version {
     ) -> Result<Option<T>, Fault> {
         let mut run = self.lock();
         let result = self.running(engine, log, &mut run).and_then(|running| {
-            if running.fleet != Some(fleet.generation) {
+            // A request may still hold an older snapshot; the policy is not taken back to it.
+            if running.fleet.is_none_or(|told| told < fleet.generation) {
                 running.instances_changed(fleet.generation, &described(fleet))?;
             }
             call(running)
