@@ -30,7 +30,7 @@ struct Step {
     run: fn() -> Result<()>,
 }
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     Step { name: "setup", what: "find what builds policies", run: || toolchain().map(drop) },
     Step { name: "fmt", what: "the code is formatted", run: formatted },
     Step { name: "lines", what: "no file is too long", run: line_limit::check },
@@ -42,6 +42,7 @@ const STEPS: [Step; 12] = [
     Step { name: "native", what: "the SDK and the policies, tested natively", run: native },
     Step { name: "examples", what: "policies outside the workspace", run: examples::check },
     Step { name: "python", what: "the openai client for the tests", run: python::install },
+    Step { name: "demo", what: "the demo shows what it promises", run: demo },
     Step { name: "test", what: "all tests", run: suite::run_all },
 ];
 
@@ -121,6 +122,10 @@ fn documentation() -> Result<()> {
     let mut doc = cargo();
     doc.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
     run("cargo doc", &mut doc)
+}
+
+fn demo() -> Result<()> {
+    run("cargo xtask demo", std::process::Command::new(std::env::current_exe()?).arg("demo"))
 }
 
 fn native() -> Result<()> {
