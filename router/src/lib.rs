@@ -8,6 +8,7 @@ pub mod config;
 pub mod error;
 pub mod fleet;
 pub mod handoff;
+pub mod headers;
 pub mod metrics;
 pub mod pipeline;
 pub mod policy;

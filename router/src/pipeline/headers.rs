@@ -1,35 +1,13 @@
 //! Which headers cross the router.
 
-use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE,
-    EXPECT, HOST, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Of one connection only (RFC 9110 §7.6.1), with the two that never became standard.
-const HOP_BY_HOP: [HeaderName; 8] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
+use crate::headers::{CREDENTIALS, HOP_BY_HOP, PER_LEG};
 
-/// Written by the router for each leg, or of no use to an engine: its answers must come uncompressed,
-/// and a data-parallel rank is the policy's choice.
-const REPLACED: [HeaderName; 8] = [
-    HOST,
-    CONTENT_LENGTH,
-    CONTENT_ENCODING,
-    ACCEPT_ENCODING,
-    EXPECT,
-    X_REQUEST_ID,
-    X_DATA_PARALLEL_RANK,
-    HeaderName::from_static("x-api-key"),
-];
+/// Not the client's to set: its id may come twice, a data-parallel rank is the policy's choice, and the
+/// admin key is for this router alone.
+const REPLACED: [&str; 3] = ["x-request-id", "x-data-parallel-rank", "x-api-key"];
 
 /// The id of a request.
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -41,12 +19,12 @@ pub(super) const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-d
 pub(super) fn for_engines(client: &HeaderMap, engine_key: Option<&HeaderValue>) -> HeaderMap {
     let mut headers = client.clone();
     strip_hop_by_hop(&mut headers);
-    for name in REPLACED {
+    for name in PER_LEG.into_iter().chain(REPLACED) {
         headers.remove(name);
     }
     if let Some(key) = engine_key {
+        CREDENTIALS.iter().for_each(|name| drop(headers.remove(*name)));
         headers.insert(AUTHORIZATION, key.clone());
-        headers.remove(COOKIE);
     }
     headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
     headers
@@ -67,13 +45,14 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
         .flat_map(|list| list.split(','))
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
         .collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
+    named.iter().for_each(|name| drop(headers.remove(name)));
+    HOP_BY_HOP.iter().for_each(|name| drop(headers.remove(*name)));
 }
 
 #[cfg(test)]
 mod tests {
+    use http::header::COOKIE;
+
     use super::*;
 
     fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {

@@ -8,15 +8,11 @@ use http::HeaderMap;
 
 use crate::body::prompt;
 use crate::body::scan::Object;
+use crate::body::sse::PRIVATE_FIELDS;
+use crate::headers::{self, CREDENTIALS};
 
 /// Longer values are no business of a policy: a prompt would be copied into its memory.
 const MAX_FIELD: usize = 64 * 1024;
-
-/// Headers that carry credentials.
-const SECRET_HEADERS: [&str; 4] = ["authorization", "proxy-authorization", "cookie", "x-api-key"];
-
-/// Fields that name engines' inner addresses; a client's values are never used, so nobody sees them.
-const HIDDEN_FIELDS: [&str; 2] = ["kv_transfer_params", "ec_transfer_params"];
 
 /// Where the session key of a request is looked for, in order: `header:name` or `field:name`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,14 +124,15 @@ impl RequestSource for RequestFacts {
     }
 
     fn field(&self, name: &str) -> Option<Cow<'_, str>> {
-        if HIDDEN_FIELDS.contains(&name) {
+        // They name engines' inner addresses; a client's values are never used, so nobody sees them.
+        if PRIVATE_FIELDS.contains(&name) {
             return None;
         }
         short(self.client.object.get(name))
     }
 
     fn header(&self, name: &str) -> Option<Cow<'_, str>> {
-        if SECRET_HEADERS.iter().any(|secret| secret.eq_ignore_ascii_case(name)) {
+        if headers::is(name, &CREDENTIALS) {
             return None;
         }
         std::str::from_utf8(self.client.headers.get(name)?.as_bytes()).ok().map(Cow::Borrowed)

@@ -5,30 +5,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::instance::Fault;
 use crate::body::splice;
-
-/// Headers that a policy must not set: they belong to the connection, to the framing, or are
-/// credentials.
-const FORBIDDEN_HEADERS: [&str; 18] = [
-    // A compressed answer could not be looked through for what must not reach the client.
-    "accept-encoding",
-    "host",
-    "content-length",
-    "content-type",
-    "content-encoding",
-    "transfer-encoding",
-    "connection",
-    "keep-alive",
-    "te",
-    "trailer",
-    "upgrade",
-    "expect",
-    "proxy-authorization",
-    "proxy-authenticate",
-    "proxy-connection",
-    "authorization",
-    "cookie",
-    "x-api-key",
-];
+use crate::headers::{self, CREDENTIALS, HOP_BY_HOP, PER_LEG};
 
 const MAX_HEADERS: usize = 32;
 const MAX_HEADER_BYTES: usize = 8 * 1024;
@@ -57,7 +34,9 @@ pub(super) fn check(leg: Leg) -> Result<CheckedLeg, Fault> {
 fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Fault> {
     let shown: String = name.chars().take(64).collect();
     let bad = |why: &str| Fault::BadDecision(format!("header {shown:?} {why}"));
-    if FORBIDDEN_HEADERS.iter().any(|forbidden| forbidden.eq_ignore_ascii_case(name)) {
+    // They belong to the connection, to the framing, or are credentials.
+    let not_its_own = [&HOP_BY_HOP[..], &CREDENTIALS, &PER_LEG, &["content-type"]];
+    if not_its_own.iter().any(|kind| headers::is(name, kind)) {
         return Err(bad("must not be set by a policy"));
     }
     if value.len() > MAX_HEADER_BYTES {
