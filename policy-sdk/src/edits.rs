@@ -30,8 +30,9 @@ pub enum Edit {
 pub struct Leg {
     /// Applied in order.
     pub edits: Vec<Edit>,
-    /// Added to the request headers. Hop-by-hop headers, `host`,
-    /// `content-length`, `content-type` and credentials are refused.
+    /// Added to the request headers. Refused are hop-by-hop headers,
+    /// credentials, `host`, `expect`, `accept-encoding`, and what speaks of the
+    /// body's length, type or coding.
     pub headers: Vec<(String, String)>,
 }
 
