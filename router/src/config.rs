@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
+
 use crate::fleet::{FleetSettings, InstanceSpec};
 use crate::policy::{PolicySettings, PolicySource, SessionKey};
 
@@ -97,7 +99,7 @@ pub struct Config {
     /// Key of the admin API; `None` switches it off.
     pub admin_key: Option<String>,
     /// Sent to engines instead of the client's credentials.
-    pub engine_key: Option<String>,
+    pub engine_auth: Option<HeaderValue>,
     /// Shutting down.
     pub drain: Drain,
 }

@@ -3,6 +3,7 @@
 //! A request loads one snapshot and keeps it. Membership changes publish a new snapshot; figures that
 //! change with every request are atomics inside the instances.
 
+mod ask;
 mod candidates;
 mod health;
 mod instance;
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use edge_router_policy::{InstanceId, Phase, Role};
+use http::HeaderValue;
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -52,7 +54,7 @@ pub struct FleetSettings {
     /// Blocks that the prefix index remembers.
     pub prefix_capacity: usize,
     /// Sent by probes where the engines have an API key.
-    pub api_key: Option<String>,
+    pub engine_auth: Option<HeaderValue>,
 }
 
 /// All instances at one moment.

@@ -4,6 +4,7 @@ mod admin;
 mod dispatch;
 mod fanout;
 pub mod listen;
+mod models;
 pub mod route;
 mod stall;
 mod status;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use edge_router_policy::Role;
+use http::HeaderValue;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
@@ -66,7 +67,7 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         without_prefill: settings.without_prefill.unwrap_or_default(),
         lease,
         admin_key: settings.admin_api_key.clone().filter(|key| !key.is_empty()),
-        engine_key: settings.engine_api_key.clone().filter(|key| !key.is_empty()),
+        engine_auth: engine_auth(settings)?,
         drain: Drain {
             delay: Duration::from_secs(settings.drain_delay_s.unwrap_or(0)),
             timeout: Duration::from_secs(settings.drain_timeout_s.unwrap_or(30)),
@@ -141,8 +142,17 @@ fn fleet(settings: &Settings) -> Result<FleetSettings, ConfigError> {
         max_in_flight: settings.max_in_flight.unwrap_or(0),
         model: settings.model.clone().filter(|m| !m.is_empty()),
         prefix_capacity: within("prefix_capacity", settings.prefix_capacity, 400_000, 1..=100_000_000)?,
-        api_key: settings.engine_api_key.clone().filter(|key| !key.is_empty()),
+        engine_auth: engine_auth(settings)?,
     })
+}
+
+/// The header value for engines that have a key.
+fn engine_auth(settings: &Settings) -> Result<Option<HeaderValue>, ConfigError> {
+    let Some(key) = settings.engine_api_key.as_deref().filter(|key| !key.is_empty()) else { return Ok(None) };
+    let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+        .map_err(|_| wrong("engine_api_key", "holds a character that no HTTP header can carry"))?;
+    value.set_sensitive(true);
+    Ok(Some(value))
 }
 
 fn lease(settings: &Settings) -> Result<Lease, ConfigError> {

@@ -3,17 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use bytes::Bytes;
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::instance::Instance;
 use super::{Fleet, HealthState, role_name, scrape};
-use crate::body::read::read_capped;
-use crate::error::chain;
-use crate::upstream::LegRequest;
-
-/// Metrics of an engine with many LoRA adapters run to some hundred kilobytes.
-const MAX_ANSWER: usize = 8 * 1024 * 1024;
 
 /// Until the first probe has succeeded an instance is asked this often: a router and its engines are
 /// often started together, and nobody should wait a whole interval for the last one.
@@ -63,14 +59,14 @@ pub(super) fn start(fleet: &Arc<Fleet>, instance: &Arc<Instance>) {
 async fn probe(fleet: &Fleet, instance: &Arc<Instance>) {
     instance.pool().sweep();
     let limit = fleet.settings.health.timeout;
-    let api_key = fleet.settings.api_key.as_deref();
+    let auth = fleet.settings.engine_auth.as_ref();
     let health = &instance.health;
     match get(instance, "/health", limit, None).await {
         Ok((StatusCode::OK, _)) => {}
         Ok((status, _)) => return health.probe_failed(format!("GET /health answers {status}")),
         Err(why) => return health.probe_failed(why),
     }
-    match models(fleet, instance, limit, api_key).await {
+    match models(fleet, instance, limit, auth).await {
         Models::Right => health.probe_succeeded(),
         Models::Wrong(served) => health.wrong_model(served),
         Models::Unknown(why) => health.probe_failed(why),
@@ -112,12 +108,12 @@ enum Models {
 }
 
 /// Asks for the models only while the instance is out of use: engines don't change theirs while they run.
-async fn models(fleet: &Fleet, instance: &Instance, limit: Duration, api_key: Option<&str>) -> Models {
+async fn models(fleet: &Fleet, instance: &Instance, limit: Duration, auth: Option<&HeaderValue>) -> Models {
     let Some(wanted) = fleet.settings.model.as_deref() else { return Models::Right };
     if instance.health.is_healthy() {
         return Models::Right;
     }
-    let (status, body) = match get(instance, "/v1/models", limit, api_key).await {
+    let (status, body) = match get(instance, "/v1/models", limit, auth).await {
         Ok(answer) => answer,
         Err(why) => return Models::Unknown(why),
     };
@@ -148,30 +144,12 @@ fn model_ids(body: &[u8]) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// GET of `path`; an error is a sentence for people.
 async fn get(
     instance: &Instance,
     path: &'static str,
     limit: Duration,
-    api_key: Option<&str>,
-) -> Result<(StatusCode, bytes::Bytes), String> {
-    let mut headers = HeaderMap::new();
-    if let Some(key) = api_key.and_then(|k| HeaderValue::from_str(&format!("Bearer {k}")).ok()) {
-        headers.insert(http::header::AUTHORIZATION, key);
-    }
-    let request = LegRequest {
-        method: Method::GET,
-        uri: Uri::from_static(path),
-        headers,
-        body: bytes::Bytes::new().into(),
-        repeatable: true,
-    };
-    let answer = async {
-        let response = instance.pool().send(&request, limit).await.map_err(|e| chain(&e))?;
-        let status = response.status();
-        let body = read_capped(response.into_body(), MAX_ANSWER).await.map_err(|e| chain(&e))?;
-        Ok((status, body))
-    };
-    let late = |_| Err(format!("GET {path} was not answered within {limit:?}"));
-    tokio::time::timeout(limit, answer).await.unwrap_or_else(late)
+    auth: Option<&HeaderValue>,
+) -> Result<(StatusCode, Bytes), String> {
+    let headers = HeaderMap::from_iter(auth.map(|auth| (AUTHORIZATION, auth.clone())));
+    instance.ask(Method::GET, path, headers, Bytes::new(), limit).await
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use edge_router_policy::{InstanceId, Phase};
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Method, Request, Uri};
+use http::{HeaderMap, Method, Request, Uri};
 use hyper::body::Incoming;
 use serde_json::value::RawValue;
 
@@ -64,14 +64,12 @@ pub(super) async fn parse(
         (Object::empty(), Some(bytes))
     };
     let two_legs = endpoint.two_legs() && !runs_alone(endpoint, &object);
-    let key =
-        app.config.engine_key.as_deref().and_then(|k| HeaderValue::try_from(format!("Bearer {k}")).ok());
     let pinned = home(app, endpoint, &object)?;
     Ok(Parsed {
         // HEAD is answered by the engine's GET; the server leaves the body out.
         method: if head.method == Method::HEAD { Method::GET } else { head.method },
         uri: engine_uri(&head.uri, endpoint),
-        headers: for_engines(&head.headers, key.as_ref()),
+        headers: for_engines(&head.headers, app.config.engine_auth.as_ref()),
         client: Arc::new(ClientRequest::new(
             endpoint.path().to_owned(),
             head.headers,
@@ -180,6 +178,8 @@ fn prompts(prompt: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     fn alone(body: &str) -> bool {

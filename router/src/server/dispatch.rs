@@ -8,7 +8,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
 use super::route::{Endpoint, Route, route};
-use super::{admin, status};
+use super::{admin, models, status};
 use crate::app::App;
 use crate::error::Error;
 use crate::pipeline::{self, Account, AnswerBody};
@@ -36,6 +36,8 @@ async fn engine(app: &Arc<App>, endpoint: &Endpoint, request: Request<Incoming>)
     let id = account.answer_id();
     let result = if app.is_draining() {
         Err(Error::ShuttingDown)
+    } else if endpoint.lists_models() {
+        models::models(app, request.headers()).await
     } else {
         // On the heap once, instead of in every future that contains it.
         Box::pin(pipeline::handle(app, endpoint, request, &mut account)).await

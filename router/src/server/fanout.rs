@@ -9,17 +9,14 @@ use bytes::Bytes;
 use edge_router_policy::Role;
 use futures_util::future::join_all;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use crate::app::App;
-use crate::body::read::{ReadError, read_capped};
 use crate::fleet::{Instance, role_name};
-use crate::upstream::LegRequest;
 
 /// What an engine says may be this long to be repeated.
-const MAX_ANSWER: usize = 64 * 1024;
+const MAX_SHOWN: usize = 64 * 1024;
 
 /// Paths that are fanned out, all POST.
 pub(super) const PATHS: [&str; 7] = [
@@ -48,32 +45,13 @@ pub(super) async fn fan_out(app: &App, path: &'static str, body: Bytes) -> (Stat
 
 async fn send(app: &App, instance: &Arc<Instance>, path: &'static str, body: Bytes) -> (bool, Value) {
     let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
-    let key =
-        app.config.engine_key.as_deref().and_then(|key| HeaderValue::try_from(format!("Bearer {key}")).ok());
-    headers.extend(key.map(|key| (AUTHORIZATION, key)));
-    let request = LegRequest {
-        method: Method::POST,
-        uri: Uri::from_static(path),
-        headers,
-        body: body.into(),
-        repeatable: true,
-    };
-    let (done, said) = match instance.pool().send(&request, app.config.timeouts.prefill).await {
-        Err(error) => (false, json!({ "error": crate::error::chain(&error) })),
-        Ok(response) => {
-            let status = response.status();
-            let read = read_capped(response.into_body(), MAX_ANSWER);
-            match timeout(app.config.timeouts.prefill, read).await {
-                Ok(Ok(body)) => (
-                    status.is_success(),
-                    json!({ "status": status.as_u16(), "body": String::from_utf8_lossy(&body) }),
-                ),
-                Ok(Err(error)) => (
-                    status.is_success() && matches!(error, ReadError::TooLarge { .. }),
-                    json!({ "status": status.as_u16(), "error": error.to_string() }),
-                ),
-                Err(_) => (false, json!({ "status": status.as_u16(), "error": "the answer did not end" })),
-            }
+    headers.extend(app.config.engine_auth.clone().map(|auth| (AUTHORIZATION, auth)));
+    let asked = instance.ask(Method::POST, path, headers, body, app.config.timeouts.prefill).await;
+    let (done, said) = match asked {
+        Err(error) => (false, json!({ "error": error })),
+        Ok((status, body)) => {
+            let body = String::from_utf8_lossy(&body[..body.len().min(MAX_SHOWN)]);
+            (status.is_success(), json!({ "status": status.as_u16(), "body": body }))
         }
     };
     let who =

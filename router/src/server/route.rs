@@ -101,12 +101,18 @@ impl Endpoint {
         matches!(self.kind, Kind::TwoLegs | Kind::OneLeg)
     }
 
+    /// Whether it is about all instances at once.
+    pub fn lists_models(&self) -> bool {
+        self.name == MODELS
+    }
+
     /// Whether it can run on two legs.
     pub fn two_legs(&self) -> bool {
         self.kind == Kind::TwoLegs
     }
 }
 
+const MODELS: &str = "/v1/models";
 const RESPONSES: &str = "/v1/responses";
 
 const POST: &[Method] = &[Method::POST];
@@ -141,7 +147,7 @@ const ENDPOINTS: &[(&str, &[Method], Kind)] = &[
     ("/pooling", POST, Kind::OneEngine),
     ("/v1/audio/transcriptions", POST, Kind::Any),
     ("/v1/audio/translations", POST, Kind::Any),
-    ("/v1/models", GET, Kind::Any),
+    (MODELS, GET, Kind::Any),
     ("/tokenizer_info", GET, Kind::Any),
 ];
 
