@@ -1,44 +1,24 @@
-//! NIXL, pull and serial push: prefill is told to keep its KV cache for a
-//! remote decode, answers with the coordinates, and decode gets these verbatim.
+//! NIXL, pull: prefill is told to keep its KV cache for a remote decode, answers
+//! with the coordinates, and decode gets these verbatim.
 //!
-//! Field names and rules follow vLLM 0.33 (`kv_connector/v1/nixl/`,
-//! `entrypoints/openai/*/protocol.py`) and hold for the engines before it.
-
-use std::collections::BTreeMap;
+//! Field names and rules follow vLLM 0.33 (`kv_connector/v1/nixl/`) and hold for
+//! the engines before it.
 
 use serde::Deserialize;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
+use super::KV_TRANSFER_PARAMS;
+use super::single_token::{self, Token};
 use crate::{Leg, Request};
 
-/// The field that tells prefill to keep its KV cache, and carries the
-/// coordinates back and on to decode.
-pub const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
+pub use routable::with_routable_host;
+
+mod routable;
+pub mod token_ids;
 
 /// Only `do_remote_decode` matters to prefill; the nulls are what the upstream
 /// proxies send.
 const KEEP_FOR_DECODE: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
-
-/// The endpoint that takes token ids instead of text.
-const GENERATE: &str = "/inference/v1/generate";
-
-/// Fields that prefill must not see: it is a 400 to give stream options to a
-/// plain request, top logprobs without logprobs, or a minimum above the single
-/// token that prefill may produce; prompt logprobs and echo cost a full pass;
-/// and a stop at the first token can cost the KV cache.
-const NOT_FOR_PREFILL: [&str; 10] = [
-    "stream_options",
-    "min_tokens",
-    "min_completion_tokens",
-    "logprobs",
-    "top_logprobs",
-    "prompt_logprobs",
-    "echo",
-    "logprob_token_ids",
-    "stop",
-    "stop_token_ids",
-];
 
 /// The prefill leg: one token, not streamed, and the KV cache kept for decode.
 ///
@@ -46,47 +26,7 @@ const NOT_FOR_PREFILL: [&str; 10] = [
 /// …) is left alone, so that both engines see the same one; so is
 /// `response_format`, which some chat templates render.
 pub fn prefill_leg(request: &Request<'_>) -> Leg {
-    let leg = Leg::new().set(KV_TRANSFER_PARAMS, KEEP_FOR_DECODE).set("stream", "false");
-    if request.endpoint() == GENERATE {
-        return generate_leg(request, leg);
-    }
-    let mut leg = leg
-        // Also where the client sent none: the default is 16, or the rest of
-        // the context.
-        .set("max_tokens", "1");
-    // It wins over `max_tokens` on chat; completions need not know it.
-    for one in ["max_completion_tokens", "n"] {
-        if request.field(one).is_some() {
-            leg = leg.set(one, "1");
-        }
-    }
-    NOT_FOR_PREFILL.into_iter().fold(leg, Leg::remove)
-}
-
-/// The same for token ids: there the sampling parameters are an object of
-/// their own, and the answer may be asked for as text.
-fn generate_leg(request: &Request<'_>, leg: Leg) -> Leg {
-    let mut leg = leg.remove("stream_options");
-    if request.field("output_mode").is_some() {
-        leg = leg.set("output_mode", "\"tokens\"");
-    }
-    match request.field("sampling_params").and_then(|params| one_token(&params)) {
-        Some(params) => leg.set("sampling_params", params),
-        // Prefill says what is wrong with them.
-        None => leg,
-    }
-}
-
-/// Sampling parameters that end after one token. What stays keeps its text.
-fn one_token(params: &str) -> Option<String> {
-    let mut fields: BTreeMap<String, &RawValue> = serde_json::from_str(params).ok()?;
-    let one: &RawValue = serde_json::from_str("1").ok()?;
-    for name in NOT_FOR_PREFILL {
-        fields.remove(name);
-    }
-    fields.entry("n".into()).and_modify(|n| *n = one);
-    fields.insert("max_tokens".into(), one);
-    serde_json::to_string(&fields).ok()
+    single_token::leg(request, Token::Any).set(KV_TRANSFER_PARAMS, KEEP_FOR_DECODE)
 }
 
 /// The decode leg: the client's body and what prefill returned, byte for byte.
@@ -143,9 +83,13 @@ pub fn usable(kv_params: &str) -> Result<(), Unusable> {
     params.remote_request_id.ok_or(Unusable::Missing("remote_request_id"))?;
     params.remote_host.ok_or(Unusable::Missing("remote_host"))?;
     params.remote_port.ok_or(Unusable::Missing("remote_port"))?;
-    // One list per KV cache group, or one flat list in older engines.
-    let names_a_block = |group: &Value| group.as_array().map_or(!group.is_null(), |ids| !ids.is_empty());
-    if groups.iter().any(names_a_block) { Ok(()) } else { Err(Unusable::NoBlocks) }
+    if name_a_block(&groups) { Ok(()) } else { Err(Unusable::NoBlocks) }
+}
+
+/// Whether there is anything to fetch: one list of block ids per KV cache
+/// group, or one flat list in older engines.
+pub(super) fn name_a_block(groups: &[Value]) -> bool {
+    groups.iter().any(|group| group.as_array().map_or(!group.is_null(), |ids| !ids.is_empty()))
 }
 
 #[cfg(test)]

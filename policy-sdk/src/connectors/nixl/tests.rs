@@ -1,4 +1,5 @@
 use super::*;
+use crate::connectors::golden::{assert_leg, edited, golden, set_value};
 use crate::{Edit, testing};
 
 /// What a vLLM 0.33 prefill instance returns, with a number literal and an
@@ -6,23 +7,6 @@ use crate::{Edit, testing};
 const RETURNED: &str = r#"{"do_remote_prefill": true, "do_remote_decode": false,
   "remote_block_ids": [[1, 2, 3], []], "remote_engine_id": "e0_dp1", "remote_request_id": "chatcmpl-x-0a1b2c3d",
   "remote_host": "10.0.0.7", "remote_port": 5601, "tp_size": 2, "remote_num_tokens": 4.80e1, "later": {"k": 1}}"#;
-
-/// The body after the edits, as the router would splice it.
-fn edited(body: &str, leg: &Leg) -> Value {
-    let mut body: Value = serde_json::from_str(body).unwrap();
-    let fields = body.as_object_mut().unwrap();
-    for edit in &leg.edits {
-        match edit {
-            Edit::Set { name, value } => {
-                fields.insert(name.to_string(), serde_json::from_str(value).unwrap());
-            }
-            Edit::Remove(name) => {
-                fields.remove(name.as_ref());
-            }
-        }
-    }
-    body
-}
 
 fn prefill_body(body: &str) -> Value {
     let request = testing::request("/v1/chat/completions").json(body);
@@ -34,6 +18,16 @@ fn keep_for_decode() -> Value {
         "do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
         "remote_block_ids": null, "remote_host": null, "remote_port": null
     })
+}
+
+#[test]
+fn the_golden_legs() {
+    let (client, answer) = (golden!("nixl/client"), golden!("nixl/prefill_answer"));
+    let request = testing::request("/v1/chat/completions").json(client);
+    assert_leg(client, &prefill_leg(&request.as_request()), golden!("nixl/prefill_leg"));
+    let leg = decode_leg(Some(answer));
+    assert_leg(client, &leg, golden!("nixl/decode_leg"));
+    assert_eq!(set_value(&leg, KV_TRANSFER_PARAMS), Some(answer), "byte for byte");
 }
 
 #[test]
