@@ -6,6 +6,7 @@ mod admin;
 mod affinity;
 mod captures;
 mod connections;
+mod connectors;
 mod drain;
 mod engine;
 mod failures;
