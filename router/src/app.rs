@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use crate::config::{Config, WithoutPrefill};
 use crate::fleet::{Fleet, HealthState};
+use crate::handoff::Releaser;
 use crate::metrics::Metrics;
 use crate::pipeline::Homes;
 use crate::policy::Chain;
@@ -26,6 +27,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Outcomes on their way to the policies that asked for them.
     pub outcomes: mpsc::Sender<Outcome>,
+    /// Gives back what no decode instance fetches.
+    pub releaser: Arc<Releaser>,
     /// Where stored responses live.
     pub homes: Arc<Homes>,
     ids: Ids,
@@ -41,12 +44,15 @@ impl App {
         metrics: Arc<Metrics>,
         outcomes: mpsc::Sender<Outcome>,
     ) -> Self {
+        let (auth, enabled) = (config.engine_auth.clone(), config.release_unused_kv);
+        let releaser = Releaser::new(Arc::clone(&fleet), Arc::clone(&metrics), auth, enabled).into();
         Self {
             config,
             fleet,
             chain,
             metrics,
             outcomes,
+            releaser,
             homes: Arc::default(),
             ids: Ids::default(),
             draining: AtomicBool::new(false),

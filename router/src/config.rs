@@ -94,6 +94,8 @@ pub struct Config {
     pub retries: u32,
     /// Without prefill.
     pub without_prefill: WithoutPrefill,
+    /// Whether KV caches that nobody fetches are given back.
+    pub release_unused_kv: bool,
     /// KV handles.
     pub lease: Lease,
     /// Key of the admin API; `None` switches it off.

@@ -4,6 +4,8 @@
 
 mod guard;
 mod handle;
+mod release;
 
 pub use guard::{Unsafe, check};
 pub use handle::Handle;
+pub use release::Releaser;

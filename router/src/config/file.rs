@@ -101,6 +101,10 @@ pub struct Settings {
     /// Part of the lease in which a handle is not used any more [default: 10]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_KV_LEASE_MARGIN_S")]
     pub kv_lease_margin_s: Option<u64>,
+    /// Give KV caches that no decode instance fetches back to prefill, by sending decode a request for a
+    /// model that nobody serves; else they stay until the lease ends [default: true]
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "EDGE_ROUTER_RELEASE_UNUSED_KV")]
+    pub release_unused_kv: Option<bool>,
     /// Time between probes of an instance [default: 2000]
     #[arg(long, value_name = "MS", env = "EDGE_ROUTER_PROBE_INTERVAL_MS")]
     pub probe_interval_ms: Option<u64>,
@@ -205,6 +209,7 @@ impl Settings {
             client_stall_timeout_s: self.client_stall_timeout_s.or(other.client_stall_timeout_s),
             kv_lease_s: self.kv_lease_s.or(other.kv_lease_s),
             kv_lease_margin_s: self.kv_lease_margin_s.or(other.kv_lease_margin_s),
+            release_unused_kv: self.release_unused_kv.or(other.release_unused_kv),
             probe_interval_ms: self.probe_interval_ms.or(other.probe_interval_ms),
             probe_timeout_ms: self.probe_timeout_ms.or(other.probe_timeout_ms),
             unhealthy_after: self.unhealthy_after.or(other.unhealthy_after),

@@ -65,6 +65,7 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         },
         retries: settings.retries.unwrap_or(2),
         without_prefill: settings.without_prefill.unwrap_or_default(),
+        release_unused_kv: settings.release_unused_kv.unwrap_or(true),
         lease,
         admin_key: settings.admin_api_key.clone().filter(|key| !key.is_empty()),
         engine_auth: engine_auth(settings)?,

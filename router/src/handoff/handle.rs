@@ -5,23 +5,34 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::release::Releaser;
 use crate::config::Lease;
-use crate::metrics::Metrics;
 
-/// What prefill returned. Used once, within its lease; counted if it never is.
+/// What prefill returned. Used once, within its lease; given back if it never is.
 #[derive(Debug)]
 pub struct Handle {
     params: Bytes,
     received: Instant,
     lease: Lease,
-    metrics: Arc<Metrics>,
-    used: bool,
+    releaser: Arc<Releaser>,
+    fate: Fate,
+}
+
+/// What has become of a handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// No decode instance knows of it.
+    Unused,
+    /// A decode instance fetches what it names, or lets go of it.
+    Used,
+    /// A decode instance turned it away at the door, and may or may not have let go of it.
+    TurnedAway,
 }
 
 impl Handle {
     /// A handle that arrived now. `params` is JSON text.
-    pub fn new(params: Bytes, lease: Lease, metrics: Arc<Metrics>) -> Self {
-        Self { params, received: Instant::now(), lease, metrics, used: false }
+    pub fn new(params: Bytes, lease: Lease, releaser: Arc<Releaser>) -> Self {
+        Self { params, received: Instant::now(), lease, releaser, fate: Fate::Unused }
     }
 
     /// The JSON text.
@@ -35,21 +46,30 @@ impl Handle {
         self.received.elapsed() + self.lease.margin < self.lease.duration
     }
 
-    /// A decode instance may have it: it must not be used again, and is not an orphan.
+    /// A decode instance may have it: it must not be used again.
     pub fn used(&mut self) {
-        self.used = true;
+        self.fate = Fate::Used;
     }
 
     /// The instance was not reached after all.
     pub fn not_used_after_all(&mut self) {
-        self.used = false;
+        self.fate = Fate::Unused;
+    }
+
+    /// The instance takes no requests at the moment.
+    pub fn turned_away(&mut self) {
+        self.fate = Fate::TurnedAway;
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.used {
-            self.metrics.request.orphaned();
+        let expired = self.received.elapsed() >= self.lease.duration;
+        match self.fate {
+            Fate::Used => {}
+            Fate::Unused if !expired => self.releaser.release(&self.params),
+            // Prefill would be told twice, and count it as a sign of a KV cache read too late.
+            Fate::Unused | Fate::TurnedAway => self.releaser.orphaned(),
         }
     }
 }
@@ -60,14 +80,17 @@ mod tests {
 
     use super::*;
     use crate::fleet::{Fleet, FleetSettings};
+    use crate::metrics::Metrics;
 
-    fn metrics() -> Arc<Metrics> {
-        Arc::new(Metrics::new(&Fleet::new(FleetSettings::default())))
+    fn releaser() -> (Arc<Metrics>, Arc<Releaser>) {
+        let fleet = Fleet::new(FleetSettings::default());
+        let metrics = Arc::new(Metrics::new(&fleet));
+        (Arc::clone(&metrics), Arc::new(Releaser::new(fleet, metrics, None, true)))
     }
 
-    fn handle(metrics: &Arc<Metrics>) -> Handle {
+    fn handle(releaser: &Arc<Releaser>) -> Handle {
         let lease = Lease { duration: Duration::from_secs(30), margin: Duration::from_secs(10) };
-        Handle::new(Bytes::from_static(b"{}"), lease, Arc::clone(metrics))
+        Handle::new(Bytes::from_static(b"{}"), lease, Arc::clone(releaser))
     }
 
     fn orphans(metrics: &Metrics) -> bool {
@@ -76,7 +99,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_handle_is_good_until_the_margin_of_its_lease() {
-        let handle = handle(&metrics());
+        let handle = handle(&releaser().1);
         tokio::time::advance(Duration::from_millis(19_999)).await;
         assert!(handle.is_in_time());
         tokio::time::advance(Duration::from_millis(1)).await;
@@ -85,12 +108,12 @@ mod tests {
 
     #[tokio::test]
     async fn only_an_unused_handle_is_an_orphan() {
-        let metrics = metrics();
-        let mut used = handle(&metrics);
+        let (metrics, releaser) = releaser();
+        let mut used = handle(&releaser);
         used.used();
         drop(used);
         assert!(!orphans(&metrics));
-        drop(handle(&metrics));
+        drop(handle(&releaser));
         assert!(orphans(&metrics));
     }
 }

@@ -63,6 +63,7 @@ pub struct RequestMetrics {
     fallbacks: Family<KindLabels, Counter>,
     retries: Family<LegLabels, Counter>,
     orphaned_handles: Counter,
+    released_handles: Counter,
     ttft: Histogram,
     duration: Histogram,
     prefill: Histogram,
@@ -85,6 +86,11 @@ impl RequestMetrics {
         );
         registry.register("fallbacks", "Requests that were not served the usual way", m.fallbacks.clone());
         registry.register("retries", "Legs that were sent again to another instance", m.retries.clone());
+        registry.register(
+            "released_handles",
+            "KV handles that no decode took and that were given back to prefill",
+            m.released_handles.clone(),
+        );
         registry.register(
             "orphaned_handles",
             "KV handles that prefill gave out and no decode took; the engine frees them when their lease ends",
@@ -144,6 +150,11 @@ impl RequestMetrics {
     /// A handle was given out and not used.
     pub fn orphaned(&self) {
         self.orphaned_handles.inc();
+    }
+
+    /// A handle was given back.
+    pub fn released(&self) {
+        self.released_handles.inc();
     }
 
     /// An engine reported usage.

@@ -62,7 +62,7 @@ pub(super) async fn run(
             Ok(response) => {
                 scheduled.in_flight.answered();
                 if let Some(handle) = handle.as_mut().filter(|_| is_full(response.status())) {
-                    handle.not_used_after_all();
+                    handle.turned_away();
                 }
                 return answered(attempt, scheduled, retries, response, carries_handle).await;
             }

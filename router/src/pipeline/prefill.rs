@@ -122,8 +122,8 @@ fn handle(attempt: &Attempt<'_>, answer: Object) -> Prefilled {
     attempt.facts.set_prefill_answer(answer);
     match params {
         Some(params) => {
-            let metrics = attempt.app.metrics.clone();
-            Prefilled::Handle(Handle::new(params.into(), attempt.app.config.lease, metrics))
+            let releaser = attempt.app.releaser.clone();
+            Prefilled::Handle(Handle::new(params.into(), attempt.app.config.lease, releaser))
         }
         None => Prefilled::Skipped,
     }

@@ -4,7 +4,10 @@ use anyhow::Result;
 use edge_router_tests::engine::Fault;
 use edge_router_tests::fleet::Fleet;
 
+use tokio::time::{Duration, sleep};
+
 use super::{Scene, assert_error};
+use crate::load::{CHAT, chat};
 
 #[tokio::test]
 async fn one_that_refuses_connections_has_not_seen_the_handle() -> Result<()> {
@@ -29,9 +32,39 @@ async fn with_no_engine_left_the_handle_is_counted_as_an_orphan() -> Result<()> 
     for stream in [false, true] {
         assert_error(&scene.answer(stream).await?, 502, "engine_unreachable");
     }
-    assert_eq!(scene.count("orphaned_handles", "").await?, 2.0);
+    // There is nobody left to refuse what would give them back; that is found out in the background.
+    while scene.count("orphaned_handles", "").await? < 2.0 {
+        sleep(Duration::from_millis(10)).await;
+    }
     scene.fleet.expect_pinned(2);
     scene.fleet.assert_quiescent().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_handle_that_nobody_takes_is_given_back_at_once() -> Result<()> {
+    for (enabled, pinned) in [("true", 0), ("false", 1)] {
+        let mut fleet = Fleet::start(1, 2).await?;
+        let rarely = ["--retries", "0", "--probe-interval-ms", "3600000", "--release-unused-kv", enabled];
+        let router = rarely.into_iter().fold(fleet.router(), |router, arg| router.arg(arg)).start().await?;
+        fleet.decode[0].kill().await;
+        // In turn: one of two goes to the engine that is gone.
+        let mut failed = 0;
+        for _ in 0..2 {
+            let status = router.post_json(CHAT, &chat(1)).await?.status;
+            assert!(status == 200 || status == 502, "{status}");
+            failed += usize::from(status == 502);
+        }
+        assert_eq!(failed, 1);
+        fleet.expect_pinned(pinned);
+        fleet.assert_quiescent().await;
+        let (released, orphaned) =
+            ("edge_router_released_handles_total", "edge_router_orphaned_handles_total");
+        let counted = if pinned == 0 { released } else { orphaned };
+        while router.metrics().await?.sum(counted, &[]) < 1.0 {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
     Ok(())
 }
 
