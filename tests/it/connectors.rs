@@ -75,6 +75,8 @@ async fn plain_legs_exchange_nothing() -> Result<()> {
     }
     assert!(prefill.iter().all(|body| body["max_tokens"] == 1 && body["stream"] == false));
     assert!(decode.iter().all(|body| body["max_tokens"] == 6));
+    // It is meant so, and no fallback.
+    assert_eq!(router.metrics().await?.sum("edge_router_fallbacks_total", &[]), 0.0);
     fleet.assert_quiescent().await;
     Ok(())
 }
@@ -89,7 +91,9 @@ async fn labelled(fleet: &Fleet, prefill: &str, decode: &str) -> Result<Router> 
     };
     let toml =
         instance("prefill", &fleet.prefill[0], prefill) + &instance("decode", &fleet.decode[0], decode);
-    Router::builder().config_toml(&toml).patient().policy("moriio.wasm").policy("plain.wasm").start().await
+    let config = r#"moriio={"address_by_request_id": true}"#;
+    let router = Router::builder().config_toml(&toml).patient().policy("moriio.wasm").policy("plain.wasm");
+    router.arg("--policy-config").arg(config).start().await
 }
 
 #[tokio::test]
@@ -103,6 +107,13 @@ async fn moriio_tells_prefill_who_comes_and_both_legs_one_transfer() -> Result<(
     let router = labelled(&fleet, &labels(1), &labels(2)).await?;
     all_right(&fleet, &router, 6, 1).await?;
     assert_eq!(fleet.decode[0].counters().remote_loads, 6);
+    for engine in [&fleet.prefill[0], &fleet.decode[0]] {
+        for seen in engine.requests() {
+            let ids: Vec<_> = seen.headers.iter().filter(|(name, _)| name == "x-request-id").collect();
+            let [(_, id)] = ids[..] else { panic!("{ids:?}") };
+            assert!(id.starts_with("___prefill_addr_host:10.9.9.9"), "{id}");
+        }
+    }
     let mut transfers = Vec::new();
     for (prefill, decode) in bodies(&fleet.prefill[0]).iter().zip(bodies(&fleet.decode[0])) {
         let (asked, told) = (&prefill["kv_transfer_params"], &decode["kv_transfer_params"]);

@@ -46,7 +46,9 @@ impl<'a> Attempt<'a> {
         if let Some(rank) = scheduled.chosen.dp_rank {
             headers.insert(X_DATA_PARALLEL_RANK, HeaderValue::from(rank));
         }
-        headers.extend(leg.headers.iter().cloned());
+        for (name, value) in &leg.headers {
+            headers.insert(name.clone(), value.clone());
+        }
         LegRequest {
             method: self.parsed.method.clone(),
             uri: self.parsed.uri.clone(),

@@ -99,7 +99,9 @@ fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
     if let Some(danger) = unsafe_params {
         attempt.account.unsafe_handle(&decided.by, &danger);
         leg.edits.retain(|e| sets_params(e).is_none());
-    } else if leg.edits.is_empty() && leg.headers.is_empty() {
+    } else if decided.built_in && leg.edits.is_empty() {
+        // A policy that leaves the body plain may have its reason: some connectors find the KV cache by the
+        // prompt.
         let why = if params.is_some() { Fallback::BadHandle } else { Fallback::NoHandle };
         attempt.account.fell_back(why, None);
     }

@@ -26,6 +26,8 @@ pub struct Decided<T> {
     pub value: T,
     /// Name of the policy.
     pub by: Arc<str>,
+    /// Whether no policy that was given made it.
+    pub built_in: bool,
 }
 
 /// A scheduling decision that can be carried out.
@@ -96,7 +98,7 @@ impl Chain {
                 policy.schedule(phase, &Request::new(&**facts), &choice.candidates)
             });
             let value = chosen(choice, target.ok()??).ok()?;
-            Some(Decided { value, by: Arc::clone(&self.builtin_name) })
+            Some(Decided { value, by: Arc::clone(&self.builtin_name), built_in: true })
         })
     }
 
@@ -149,7 +151,7 @@ impl Chain {
     ) -> Option<Decided<T>> {
         self.slots.iter().find_map(|slot| {
             let value = slot.call(hook, fleet, &call)?;
-            Some(Decided { value, by: Arc::clone(&slot.name) })
+            Some(Decided { value, by: Arc::clone(&slot.name), built_in: false })
         })
     }
 
@@ -167,7 +169,7 @@ impl Chain {
         // The built-in neither abstains nor fails, and sets no headers; a plain leg would be right if it did.
         let edits = leg.ok().flatten().unwrap_or_default().edits;
         let value = CheckedLeg { edits, headers: Vec::new() };
-        Decided { value, by: Arc::clone(&self.builtin_name) }
+        Decided { value, by: Arc::clone(&self.builtin_name), built_in: true }
     }
 }
 

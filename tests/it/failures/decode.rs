@@ -96,7 +96,7 @@ async fn a_prefill_engine_that_dies_between_the_legs_costs_no_plain_request() ->
     scene.served(false).await?;
     // Its handle is good, and nobody answers where it points to.
     let leaving = &scene.fleet.prefill[1];
-    scene.fleet.decode[0].fault(Fault::delay(std::time::Duration::from_millis(300)).on_decode());
+    scene.fleet.decode[0].fault(Fault::delay(Duration::from_millis(300)).on_decode());
     let (served, ()) = tokio::join!(scene.served(false), async {
         let pinned = edge_router_tests::patience::eventually("prefill is done", || leaving.pinned() > 0);
         pinned.await.expect("pinned");
