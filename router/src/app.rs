@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use crate::config::{Config, WithoutPrefill};
+use crate::discovery::Discovery;
 use crate::fleet::{Fleet, HealthState};
 use crate::handoff::Releaser;
 use crate::metrics::Metrics;
@@ -21,6 +22,8 @@ pub struct App {
     pub config: Config,
     /// Instances.
     pub fleet: Arc<Fleet>,
+    /// Who announces them.
+    pub discovery: Arc<Discovery>,
     /// Policies.
     pub chain: Chain,
     /// Counters.
@@ -48,6 +51,7 @@ impl App {
         let releaser = Releaser::new(Arc::clone(&fleet), Arc::clone(&metrics), auth, enabled).into();
         Self {
             config,
+            discovery: Discovery::new(Arc::clone(&fleet)),
             fleet,
             chain,
             metrics,

@@ -12,13 +12,13 @@ mod prefix_index;
 mod probe;
 mod scrape;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use edge_router_policy::{InstanceId, Phase, Role};
 use http::HeaderValue;
-use thiserror::Error;
 use tokio::sync::watch;
 
 pub use candidates::{Choice, Prefix};
@@ -28,17 +28,6 @@ pub use load::InFlight;
 pub use prefix_index::PrefixIndex;
 
 use crate::upstream::PoolSettings;
-
-/// Why the fleet could not be changed.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum FleetError {
-    /// The address is already there in that role.
-    #[error("instance {0} is already known")]
-    Duplicate(String),
-    /// No such instance.
-    #[error("no instance {0}")]
-    Unknown(String),
-}
 
 /// How instances are treated.
 #[derive(Debug, Clone, Default)]
@@ -104,7 +93,7 @@ pub fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// The instances, and the only place where they join and leave.
+/// The instances, and the only place where they join and leave. Which there should be, discovery says.
 #[derive(Debug)]
 pub struct Fleet {
     snapshot: ArcSwap<Snapshot>,
@@ -145,48 +134,34 @@ impl Fleet {
         &self.prefixes
     }
 
-    /// Lets an instance join. It is probed from now on, and can be chosen once a probe has succeeded.
-    /// Must be called within the runtime.
-    ///
-    /// # Errors
-    /// [`FleetError::Duplicate`] if its address is there already; an address that was added as prefill
-    /// and is added as decode becomes one that serves both.
-    pub fn add(self: &Arc<Self>, spec: InstanceSpec) -> Result<Arc<Instance>, FleetError> {
+    /// Makes the fleet consist of `wanted`, in which no address may come twice. An instance that is as it
+    /// was stays; one of which something else is said now goes on as another, with an id of its own; those
+    /// that are new are probed, and can be chosen once a probe has succeeded. What runs on an instance that
+    /// leaves goes on. Must be called within the runtime.
+    pub fn apply(self: &Arc<Self>, wanted: Vec<InstanceSpec>) {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let instances = self.snapshot.load().instances.clone();
-        let Some(at) = instances.iter().position(|i| i.spec().address == spec.address) else {
-            return Ok(self.join(instances, self.instance(spec)));
-        };
-        match (instances[at].spec().role, spec.role) {
-            (Role::Prefill, Role::Decode) | (Role::Decode, Role::Prefill) => {
-                Ok(self.recast(instances, at, Role::Both))
-            }
-            _ => Err(FleetError::Duplicate(spec.address)),
-        }
-    }
-
-    /// Takes an instance out. Its running requests go on; nothing new is sent to it. One that serves both
-    /// roles keeps the other if `role` names one.
-    ///
-    /// # Errors
-    /// [`FleetError::Unknown`] if no instance with that address serves in `role` (any role if `None`).
-    pub fn remove(self: &Arc<Self>, address: &str, role: Option<Role>) -> Result<(), FleetError> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut instances = self.snapshot.load().instances.clone();
-        let matches = |i: &Arc<Instance>| {
-            i.spec().address == address
-                && role.is_none_or(|r| r == i.spec().role || i.spec().role == Role::Both)
-        };
-        let at = instances.iter().position(matches).ok_or_else(|| FleetError::Unknown(address.to_owned()))?;
-        match (instances[at].spec().role, role) {
-            (Role::Both, Some(Role::Prefill)) => drop(self.recast(instances, at, Role::Decode)),
-            (Role::Both, Some(Role::Decode)) => drop(self.recast(instances, at, Role::Prefill)),
-            _ => {
-                self.leave(&instances.remove(at));
-                self.publish(instances);
+        let mut wanted: HashMap<_, _> =
+            wanted.into_iter().enumerate().map(|(at, spec)| (spec.address.clone(), (at, spec))).collect();
+        let (mut instances, mut left, mut joined) = (Vec::new(), Vec::new(), Vec::new());
+        for known in &self.snapshot.load().instances {
+            match wanted.remove(known.address()) {
+                Some((_, spec)) if spec == *known.spec() => instances.push(Arc::clone(known)),
+                Some((at, spec)) => {
+                    joined.push((at, self.successor(known, spec)));
+                    left.push(Arc::clone(known));
+                }
+                None => left.push(Arc::clone(known)),
             }
         }
-        Ok(())
+        joined.extend(wanted.into_values().map(|(at, spec)| (at, self.instance(spec))));
+        if left.is_empty() && joined.is_empty() {
+            return;
+        }
+        joined.sort_unstable_by_key(|(at, _)| *at);
+        instances.extend(joined.iter().map(|(_, instance)| Arc::clone(instance)));
+        self.publish(instances);
+        left.iter().for_each(|instance| self.leave(instance));
+        joined.iter().for_each(|(_, instance)| self.join(instance));
     }
 
     fn instance(&self, spec: InstanceSpec) -> Arc<Instance> {
@@ -194,31 +169,27 @@ impl Fleet {
         Arc::new(Instance::new(id, spec, &self.settings))
     }
 
-    fn join(self: &Arc<Self>, instances: Vec<Arc<Instance>>, instance: Arc<Instance>) -> Arc<Instance> {
-        let mut instances = instances;
-        instances.push(Arc::clone(&instance));
-        self.publish(instances);
-        probe::start(self, &instance);
-        instance
-    }
-
-    fn leave(&self, instance: &Instance) {
-        instance.retire();
-        self.prefixes.forget(instance.id());
-    }
-
-    /// An engine serves in another role from now on, as an instance with an id of its own, but as well as
-    /// it did.
-    fn recast(self: &Arc<Self>, instances: Vec<Arc<Instance>>, at: usize, role: Role) -> Arc<Instance> {
-        let mut instances = instances;
-        let before = instances.remove(at);
-        self.leave(&before);
-        let instance = self.instance(InstanceSpec { role, ..before.spec().clone() });
+    /// The engine at the same address under a new description: as well as it was, and at rest if it was.
+    fn successor(&self, before: &Instance, spec: InstanceSpec) -> Arc<Instance> {
+        let instance = self.instance(spec);
         instance.set_draining(before.is_draining());
         if before.health.is_healthy() {
             instance.health.probe_succeeded();
         }
-        self.join(instances, instance)
+        instance
+    }
+
+    fn join(self: &Arc<Self>, instance: &Arc<Instance>) {
+        let (address, role) = (instance.address(), role_name(instance.spec().role));
+        tracing::info!(instance = address, role, id = instance.id(), "instance joins");
+        probe::start(self, instance);
+    }
+
+    fn leave(&self, instance: &Instance) {
+        let (address, role) = (instance.address(), role_name(instance.spec().role));
+        tracing::info!(instance = address, role, id = instance.id(), "instance leaves");
+        instance.retire();
+        self.prefixes.forget(instance.id());
     }
 
     fn publish(&self, instances: Vec<Arc<Instance>>) {
@@ -240,51 +211,53 @@ mod tests {
         InstanceSpec::new(role, address.to_owned())
     }
 
-    #[tokio::test]
-    async fn ids_are_never_used_twice() {
-        let fleet = Fleet::new(FleetSettings::default());
-        let first = fleet.add(spec(Role::Prefill, "127.0.0.1:1")).unwrap();
-        fleet.remove("127.0.0.1:1", None).unwrap();
-        let second = fleet.add(spec(Role::Prefill, "127.0.0.1:1")).unwrap();
-        assert_ne!(first.id(), second.id());
-        assert_eq!(fleet.snapshot().generation, 3);
+    fn ids(fleet: &Fleet) -> Vec<InstanceId> {
+        fleet.snapshot().instances.iter().map(|i| i.id()).collect()
     }
 
     #[tokio::test]
-    async fn one_address_in_two_roles_is_one_instance() {
+    async fn ids_are_never_used_twice_and_what_stays_keeps_its_own() {
         let fleet = Fleet::new(FleetSettings::default());
-        fleet.add(spec(Role::Prefill, "127.0.0.1:1")).unwrap();
-        fleet.add(spec(Role::Decode, "127.0.0.1:1")).unwrap();
-        assert_eq!(
-            fleet.add(spec(Role::Decode, "127.0.0.1:1")).err(),
-            Some(FleetError::Duplicate("127.0.0.1:1".into()))
-        );
-        let snapshot = fleet.snapshot();
-        assert_eq!(snapshot.instances.len(), 1);
-        assert_eq!(snapshot.serving(Phase::Prefill).count(), 1);
-        assert_eq!(snapshot.serving(Phase::Decode).count(), 1);
-        fleet.remove("127.0.0.1:1", Some(Role::Prefill)).unwrap();
-        let snapshot = fleet.snapshot();
-        assert_eq!(snapshot.serving(Phase::Prefill).count(), 0);
-        assert_eq!(snapshot.serving(Phase::Decode).count(), 1);
+        let (a, b, c) = (spec(Role::Prefill, "a:1"), spec(Role::Decode, "b:1"), spec(Role::Decode, "c:1"));
+        fleet.apply(vec![a.clone(), b.clone(), c.clone()]);
+        assert_eq!(ids(&fleet), [0, 1, 2]);
+        fleet.apply(vec![c.clone(), a.clone()]);
+        assert_eq!(ids(&fleet), [0, 2]);
+        let generation = fleet.snapshot().generation;
+        fleet.apply(vec![a.clone(), c.clone()]);
+        assert_eq!(fleet.snapshot().generation, generation, "nothing has changed");
+        fleet.apply(vec![a, b, c]);
+        assert_eq!(ids(&fleet), [0, 2, 3]);
     }
 
     #[tokio::test]
-    async fn another_role_changes_nothing_else() {
+    async fn another_description_is_another_instance_and_changes_nothing_else() {
         let fleet = Fleet::new(FleetSettings::default());
-        let known = fleet.add(InstanceSpec { dp_size: 4, ..spec(Role::Prefill, "127.0.0.1:1") }).unwrap();
+        let before = spec(Role::Prefill, "a:1");
+        fleet.apply(vec![before.clone()]);
+        let known = Arc::clone(&fleet.snapshot().instances[0]);
         known.health.probe_succeeded();
-        let both = fleet.add(spec(Role::Decode, "127.0.0.1:1")).unwrap();
-        assert_ne!(both.id(), known.id());
-        assert_eq!((both.spec().role, both.spec().dp_size), (Role::Both, 4));
-        assert!(both.is_available());
+        known.set_draining(true);
+        for changed in [
+            InstanceSpec { role: Role::Both, ..before.clone() },
+            InstanceSpec { dp_size: 2, ..before.clone() },
+            InstanceSpec { tp_size: 2, ..before.clone() },
+            InstanceSpec { labels: vec![("zone".into(), "b".into())], ..before.clone() },
+        ] {
+            let last = ids(&fleet)[0];
+            fleet.apply(vec![changed.clone()]);
+            let snapshot = fleet.snapshot();
+            let [now] = &*snapshot.instances else { panic!("one instance") };
+            assert!(now.id() > last && *now.spec() == changed);
+            assert!(now.health.is_healthy() && now.is_draining());
+        }
+        assert!(known.retired.is_cancelled());
     }
 
     #[tokio::test]
     async fn a_new_instance_waits_for_its_first_probe() {
         let fleet = Fleet::new(FleetSettings::default());
-        fleet.add(spec(Role::Decode, "127.0.0.1:1")).unwrap();
+        fleet.apply(vec![spec(Role::Decode, "127.0.0.1:1")]);
         assert!(!fleet.snapshot().can_serve(Phase::Decode));
-        assert!(fleet.remove("127.0.0.1:2", None).is_err());
     }
 }

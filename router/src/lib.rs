@@ -5,6 +5,7 @@ pub mod app;
 pub mod body;
 pub mod cli;
 pub mod config;
+pub mod discovery;
 pub mod error;
 pub mod fleet;
 pub mod handoff;

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::config::Config;
+use crate::discovery::Roster;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::policy::{self, Chain, PolicyEngine, Watched};
@@ -30,13 +31,11 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let fleet = Fleet::new(config.fleet.clone());
     let metrics = Arc::new(Metrics::new(&fleet));
     let (chain, watched, engine) = load_policies(&config, &metrics).await?;
-    for spec in &config.instances {
-        fleet.add(spec.clone()).context("an instance is named twice")?;
-    }
     let listeners = config.listen.iter().map(|a| bind(*a).with_context(|| format!("listen: can't bind {a}")));
     let listeners = listeners.collect::<anyhow::Result<Vec<_>>>()?;
     let (outcomes, received) = mpsc::channel(OUTCOMES);
     let app = Arc::new(App::new(config, fleet, chain, metrics, outcomes));
+    app.discovery.source("config").announce(Roster::new(app.config.instances.clone())?);
     tokio::spawn(observe(Arc::clone(&app), received));
     if let Some(engine) = engine {
         tokio::spawn(policy::watch(watched, engine));

@@ -12,7 +12,7 @@ use super::load::Load;
 use crate::upstream::Pool;
 
 /// What configuration, the admin API or discovery says of an instance.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceSpec {
     /// What it serves.
     pub role: Role,

@@ -12,8 +12,9 @@ use super::route::AdminCall;
 use super::{fanout, status};
 use crate::app::App;
 use crate::body::read::{ReadError, read_capped};
+use crate::discovery::MembershipError;
 use crate::error::ClientError;
-use crate::fleet::{FleetError, InstanceSpec, parse_address, role_name};
+use crate::fleet::{InstanceSpec, parse_address, role_name};
 
 const MAX_BODY: usize = 64 * 1024;
 
@@ -35,7 +36,7 @@ pub(super) async fn call(
 ) -> Result<(StatusCode, Value), ClientError> {
     authorize(app.config.admin_key.as_deref(), request.headers())?;
     if call == AdminCall::List {
-        return Ok((StatusCode::OK, json!({ "instances": status::instances(&app.fleet.snapshot()) })));
+        return Ok((StatusCode::OK, json!({ "instances": status::instances(app) })));
     }
     let body = read_capped(request.into_body(), MAX_BODY).await.map_err(|error| match error {
         ReadError::TooLarge { limit } => ClientError::Invalid(format!("body is larger than {limit} bytes")),
@@ -89,8 +90,8 @@ fn role(text: &str) -> Result<Role, ClientError> {
 fn add(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientError> {
     let role = role.ok_or_else(|| ClientError::Invalid("type is missing: prefill, decode or both".into()))?;
     let spec = InstanceSpec::new(role, address.to_owned());
-    match app.fleet.add(spec) {
-        Ok(_) => {
+    match app.discovery.add(spec) {
+        Ok(()) => {
             let role = role_name(role);
             tracing::info!(instance = address, role, "instance added");
             Ok(json!({ "message": format!("Added {address} to {role} instances.") }))
@@ -100,7 +101,7 @@ fn add(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientErro
 }
 
 fn remove(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientError> {
-    app.fleet.remove(address, role).map_err(|e| unknown(&e))?;
+    app.discovery.remove(address, role).map_err(|e| unknown(&e))?;
     tracing::info!(instance = address, "instance removed");
     Ok(json!({ "message": format!("Removed {address}.") }))
 }
@@ -108,13 +109,13 @@ fn remove(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientE
 fn drain(app: &App, address: &str, draining: bool) -> Result<Value, ClientError> {
     let snapshot = app.fleet.snapshot();
     let instance = snapshot.instances.iter().find(|i| i.address() == address);
-    let instance = instance.ok_or_else(|| unknown(&FleetError::Unknown(address.to_owned())))?;
+    let instance = instance.ok_or_else(|| unknown(&MembershipError::Unknown(address.to_owned())))?;
     instance.set_draining(draining);
     let what = if draining { "Nothing new is sent to" } else { "Requests are sent again to" };
     Ok(json!({ "message": format!("{what} {address}."), "in_flight": instance.load().in_flight() }))
 }
 
-fn unknown(error: &FleetError) -> ClientError {
+fn unknown(error: &MembershipError) -> ClientError {
     ClientError::Unknown(error.to_string())
 }
 

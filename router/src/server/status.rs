@@ -1,10 +1,12 @@
 //! `GET /status`: what there is and how it is. The first four keys are the demo proxy's.
 
+use std::collections::BTreeMap;
+
 use edge_router_policy::Phase;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::fleet::{HealthState, Instance, Snapshot, role_name};
+use crate::fleet::{HealthState, Instance, role_name};
 
 pub(super) fn status(app: &App) -> Value {
     let snapshot = app.fleet.snapshot();
@@ -19,18 +21,21 @@ pub(super) fn status(app: &App) -> Value {
         "ready": ready.is_ok(),
         "not_ready_because": ready.err(),
         "version": env!("CARGO_PKG_VERSION"),
-        "instances": instances(&snapshot),
+        "instances": instances(app),
+        "discovery": app.discovery.status(),
         "policies": app.chain.slots().iter().map(|slot| json!(slot.status())).collect::<Vec<_>>(),
         "prefix_index_blocks": app.fleet.prefixes().len(),
     })
 }
 
 /// All instances with their figures.
-pub(super) fn instances(snapshot: &Snapshot) -> Vec<Value> {
-    snapshot.instances.iter().map(|i| instance(i)).collect()
+pub(super) fn instances(app: &App) -> Vec<Value> {
+    let announcers = app.discovery.announcers();
+    let sources = |i: &Instance| announcers.get(i.address()).map_or(&[][..], Vec::as_slice);
+    app.fleet.snapshot().instances.iter().map(|i| instance(i, sources(i))).collect()
 }
 
-fn instance(instance: &Instance) -> Value {
+fn instance(instance: &Instance, sources: &[String]) -> Value {
     let load = instance.load();
     let kv_usage = load.kv_usage();
     let served = match instance.health().state() {
@@ -41,6 +46,10 @@ fn instance(instance: &Instance) -> Value {
         "id": instance.id(),
         "address": instance.address(),
         "role": role_name(instance.spec().role),
+        "sources": sources,
+        "dp_size": instance.spec().dp_size,
+        "tp_size": instance.spec().tp_size,
+        "labels": instance.spec().labels.iter().cloned().collect::<BTreeMap<_, _>>(),
         "state": instance.health().state().name(),
         "serves_instead": served,
         "draining": instance.is_draining(),

@@ -1,0 +1,117 @@
+//! What one source says, and how the words of several are laid over each other.
+
+use std::collections::{BTreeMap, HashMap};
+
+use edge_router_policy::Role;
+use thiserror::Error;
+
+use crate::fleet::InstanceSpec;
+
+/// Why instances make no roster.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum RosterError {
+    /// The address is there already in that role.
+    #[error("instance {0} is named twice")]
+    Twice(String),
+}
+
+/// The instances that one source announces, each address once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Roster(Vec<InstanceSpec>);
+
+impl Roster {
+    /// A roster of these instances. An address that is named as prefill and as decode serves both, with the
+    /// sizes and labels of both.
+    ///
+    /// # Errors
+    /// [`RosterError::Twice`] if an address is named twice in a role.
+    pub fn new(instances: impl IntoIterator<Item = InstanceSpec>) -> Result<Self, RosterError> {
+        let mut roster: Vec<InstanceSpec> = Vec::new();
+        let mut places = HashMap::new();
+        for spec in instances {
+            let at = *places.entry(spec.address.clone()).or_insert(roster.len());
+            match roster.get_mut(at) {
+                None => roster.push(spec),
+                Some(known) if plus(known.role, spec.role) == known.role => {
+                    return Err(RosterError::Twice(spec.address));
+                }
+                Some(known) => merge(known, &spec, spec.role),
+            }
+        }
+        Ok(Self(roster))
+    }
+
+    /// With what the admin API has taken out of `before` still out, where the source only repeats itself.
+    pub(super) fn into_entries(self, before: &[Entry]) -> Vec<Entry> {
+        let before: HashMap<&str, &Entry> =
+            before.iter().map(|entry| (entry.said.address.as_str(), entry)).collect();
+        let entry = |said: InstanceSpec| match before.get(said.address.as_str()) {
+            Some(entry) if entry.said == said => (*entry).clone(),
+            _ => Entry::new(said),
+        };
+        self.0.into_iter().map(entry).collect()
+    }
+}
+
+/// An instance as a source announces it, and what the admin API has left of that.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) said: InstanceSpec,
+    /// The role that counts; `None` if it was removed.
+    pub(super) in_force: Option<Role>,
+}
+
+impl Entry {
+    pub(super) fn new(said: InstanceSpec) -> Self {
+        Self { in_force: Some(said.role), said }
+    }
+
+    /// It serves in `role` as well.
+    pub(super) fn add_role(&mut self, role: Role) {
+        self.said.role = plus(self.said.role, role);
+        self.in_force = Some(self.in_force.map_or(role, |known| plus(known, role)));
+    }
+
+    /// It serves in `role` no more, or not at all if `None`.
+    pub(super) fn remove_role(&mut self, role: Option<Role>) {
+        self.in_force = match (self.in_force, role) {
+            (Some(Role::Both), Some(Role::Prefill)) => Some(Role::Decode),
+            (Some(Role::Both), Some(Role::Decode)) => Some(Role::Prefill),
+            (Some(known), Some(role)) if known != role && role != Role::Both => Some(known),
+            _ => None,
+        };
+    }
+}
+
+/// Both roles together; the first if nobody can have both.
+pub(super) fn plus(known: Role, more: Role) -> Role {
+    match (known, more) {
+        (Role::Prefill, Role::Decode | Role::Both) | (Role::Decode, Role::Prefill | Role::Both) => Role::Both,
+        _ => known,
+    }
+}
+
+/// The instances of all entries that count, each address once: with every role that is said of it, the
+/// largest sizes (who knows none says 1), and all labels, of which the last said wins.
+pub(super) fn lay_over<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Vec<InstanceSpec> {
+    let mut all: Vec<InstanceSpec> = Vec::new();
+    let mut places = HashMap::new();
+    for entry in entries {
+        let Some(role) = entry.in_force else { continue };
+        let at = *places.entry(entry.said.address.as_str()).or_insert(all.len());
+        match all.get_mut(at) {
+            None => all.push(InstanceSpec { role, ..entry.said.clone() }),
+            Some(known) => merge(known, &entry.said, role),
+        }
+    }
+    all
+}
+
+fn merge(known: &mut InstanceSpec, more: &InstanceSpec, role: Role) {
+    known.role = plus(known.role, role);
+    known.dp_size = known.dp_size.max(more.dp_size);
+    known.tp_size = known.tp_size.max(more.tp_size);
+    let labels = known.labels.drain(..).chain(more.labels.iter().cloned());
+    // Sorted, so that the same words never look like others.
+    known.labels = labels.collect::<BTreeMap<_, _>>().into_iter().collect();
+}
