@@ -43,6 +43,9 @@ pub struct Timeouts {
     pub prefill: Duration,
     /// From sending the decode leg to the head of its answer.
     pub decode_head: Duration,
+    /// For the first word of a stream whose engine fetches a KV cache, before the client is shown that it
+    /// has begun; zero shows it at once.
+    pub hold_opening: Duration,
     /// Between two frames of a streamed answer, at least; at most twice as long.
     pub stream_idle: Duration,
     /// For reading the client's body.

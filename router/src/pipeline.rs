@@ -10,6 +10,7 @@ mod attempt;
 mod decode;
 mod headers;
 mod homes;
+mod opening;
 mod parse;
 mod prefill;
 mod schedule;

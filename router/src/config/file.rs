@@ -89,6 +89,10 @@ pub struct Settings {
     /// Time limit for the head of decode's answer, in seconds [default: 1800]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_DECODE_TIMEOUT_S")]
     pub decode_timeout_s: Option<u64>,
+    /// How long the opening of a stream may be held back, before the engine's first word, so that a KV cache
+    /// that can't be fetched is still made good; 0 holds nothing back [default: 0]
+    #[arg(long, value_name = "MS", env = "EDGE_ROUTER_HOLD_OPENING_MS")]
+    pub hold_opening_ms: Option<u64>,
     /// A stream without a frame for this long is ended with an error [default: 300]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_STREAM_IDLE_TIMEOUT_S")]
     pub stream_idle_timeout_s: Option<u64>,
@@ -205,6 +209,7 @@ impl Settings {
             pool_idle_ms: self.pool_idle_ms.or(other.pool_idle_ms),
             prefill_timeout_s: self.prefill_timeout_s.or(other.prefill_timeout_s),
             decode_timeout_s: self.decode_timeout_s.or(other.decode_timeout_s),
+            hold_opening_ms: self.hold_opening_ms.or(other.hold_opening_ms),
             stream_idle_timeout_s: self.stream_idle_timeout_s.or(other.stream_idle_timeout_s),
             client_stall_timeout_s: self.client_stall_timeout_s.or(other.client_stall_timeout_s),
             kv_lease_s: self.kv_lease_s.or(other.kv_lease_s),

@@ -49,6 +49,7 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         timeouts: Timeouts {
             prefill: positive("prefill_timeout_s", settings.prefill_timeout_s, 600, Duration::from_secs)?,
             decode_head: positive("decode_timeout_s", settings.decode_timeout_s, 1800, Duration::from_secs)?,
+            hold_opening: Duration::from_millis(settings.hold_opening_ms.unwrap_or(0)),
             stream_idle: positive(
                 "stream_idle_timeout_s",
                 settings.stream_idle_timeout_s,

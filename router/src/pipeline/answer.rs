@@ -7,19 +7,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use edge_router_policy::Phase;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
 use super::account::Account;
 use super::headers;
 use super::homes::Expected;
+use super::opening::Opened;
 use super::stream::{BrokeOff, Stream};
 use crate::body::read::{ReadError, read_capped};
 use crate::body::scan::Object;
 use crate::body::sse::{self, Usage};
 use crate::error::Error;
 use crate::fleet::InFlight;
-use crate::upstream::ResponseBody;
 
 /// An answer that is read whole may be this long: logprobs of a long answer run to tens of megabytes.
 const MAX_WHOLE: usize = 256 * 1024 * 1024;
@@ -41,17 +41,22 @@ impl Answer {
         Self { head, body: Source::Whole(body, None) }
     }
 
+    /// Its status.
+    pub(super) fn status(&self) -> StatusCode {
+        self.head.status
+    }
+
     /// Takes in the answer to the leg that the client sees. Event streams, and whatever is not JSON, go
     /// on as they come; JSON is read whole, since private fields must be taken out of it and a connection
     /// that breaks meanwhile can still be made good.
     pub(super) async fn receive(
-        response: Response<ResponseBody>,
+        response: Response<Opened>,
         in_flight: InFlight,
         idle: Duration,
         expected: Option<Expected>,
     ) -> Result<Self, Error> {
         let (head, body) = response.into_parts();
-        if content_type_is(&head.headers, "text/event-stream") {
+        if is_event_stream(&head.headers) {
             let stream = Stream::events(body, head.status, in_flight, idle, expected);
             return Ok(Self { head, body: Source::Stream(Box::new(stream)) });
         }
@@ -93,7 +98,10 @@ impl Answer {
 }
 
 /// Reads an answer to its end, which must come within `limit`.
-pub(super) async fn whole(body: ResponseBody, phase: Phase, limit: Duration) -> Result<Bytes, Error> {
+pub(super) async fn whole<B>(body: B, phase: Phase, limit: Duration) -> Result<Bytes, Error>
+where
+    B: Body<Data = Bytes, Error = hyper::Error> + Unpin,
+{
     match tokio::time::timeout(limit, read_capped(body, MAX_WHOLE)).await {
         Err(_) => Err(Error::Stalled { phase, after: limit }),
         Ok(Ok(bytes)) => Ok(bytes),
@@ -113,6 +121,11 @@ fn scrubbed(bytes: Bytes) -> (Bytes, Option<Usage>) {
     let Ok(object) = Object::scan(bytes.clone()) else { return (bytes, usage) };
     let private = sse::PRIVATE_FIELDS.iter().any(|name| object.is_set(name));
     (if private { sse::without_private_fields(&object) } else { bytes }, usage)
+}
+
+/// Whether an answer is made of server-sent events.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    content_type_is(headers, "text/event-stream")
 }
 
 fn content_type_is(headers: &HeaderMap, essence: &str) -> bool {

@@ -3,15 +3,19 @@
 use edge_router_policy::{Edit, Phase};
 use http::{Response, StatusCode};
 
-use super::answer::Answer;
+use super::answer::{Answer, is_event_stream};
 use super::attempt::{Attempt, Retries};
 use super::homes::Expected;
+use super::opening::{self, Beginning};
 use super::schedule::{Scheduled, schedule};
 use crate::error::Error;
 use crate::handoff::{self, Handle};
 use crate::metrics::Fallback;
 use crate::policy::CheckedLeg;
 use crate::upstream::{ResponseBody, SendError};
+
+/// The status of a decode engine that could not fetch the KV cache.
+const LOAD_FAILED: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
 
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
@@ -152,9 +156,27 @@ async fn answered(
         attempt.account.leg_failed(&Error::Refused { phase: Phase::Decode, status });
         return Ok(Decoded::TryAgain);
     }
-    let idle = attempt.app.config.timeouts.stream_idle;
-    let expected = attempt.parsed.stateful.then(|| Expected::new(&attempt.app.homes, instance.id()));
-    match Answer::receive(response, scheduled.in_flight, idle, expected).await {
+    let received = match begin(attempt, response, carried_handle).await {
+        Ok(Beginning::Speaks(response)) => {
+            let idle = attempt.app.config.timeouts.stream_idle;
+            let expected = attempt.parsed.stateful.then(|| Expected::new(&attempt.app.homes, instance.id()));
+            Answer::receive(response, scheduled.in_flight, idle, expected).await
+        }
+        Ok(Beginning::Fails(answer)) => {
+            let status = answer.status();
+            let again = status.is_server_error()
+                && may_start_over(attempt, retries, &scheduled, LOAD_FAILED, carried_handle);
+            if again {
+                attempt.account.leg_failed(&Error::Refused { phase: Phase::Decode, status });
+            }
+            return Ok(if again { Decoded::TryAgain } else { Decoded::Answer(answer) });
+        }
+        Err(error) => {
+            instance.health().request_failed();
+            Err(error)
+        }
+    };
+    match received {
         Ok(answer) => Ok(Decoded::Answer(answer)),
         Err(error) => {
             retries.failed(instance.id());
@@ -162,6 +184,21 @@ async fn answered(
             if retries.take(attempt.app, Phase::Decode) { Ok(Decoded::TryAgain) } else { Err(error) }
         }
     }
+}
+
+/// Waits, where the operator wants it, until a stream that needs a KV cache has begun in earnest.
+async fn begin(
+    attempt: &Attempt<'_>,
+    response: Response<ResponseBody>,
+    carried_handle: bool,
+) -> Result<Beginning, Error> {
+    let limit = attempt.app.config.timeouts.hold_opening;
+    let holds = carried_handle && response.status() == StatusCode::OK && is_event_stream(response.headers());
+    if !holds || limit.is_zero() {
+        return Ok(Beginning::Speaks(response.map(Into::into)));
+    }
+    let cut = |source| Error::Cut { phase: Phase::Decode, source: Box::new(source) };
+    opening::hold(response, limit).await.map_err(cut)
 }
 
 /// Whether the engine has refused the request at the door: it is well, and has fetched nothing.
@@ -185,7 +222,7 @@ fn may_start_over(
             retries.failed(instance.id());
             retries.take(attempt.app, Phase::Decode)
         }
-        (StatusCode::INTERNAL_SERVER_ERROR, Some(prefill)) if carried_handle => {
+        (LOAD_FAILED, Some(prefill)) if carried_handle => {
             retries.failed(prefill.instance);
             retries.take_any(attempt.app, Phase::Decode)
         }

@@ -16,9 +16,9 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::account::Account;
 use super::homes::Expected;
+use super::opening::Opened;
 use crate::body::sse::EventFilter;
 use crate::fleet::InFlight;
-use crate::upstream::ResponseBody;
 
 /// Sent to the client of an event stream that breaks off. No `[DONE]` follows, and the connection is
 /// closed without a proper end: whoever looks at one of the three knows that something is missing.
@@ -57,7 +57,7 @@ pub(super) struct Stream {
 
 #[derive(Debug)]
 enum State {
-    Flowing(ResponseBody),
+    Flowing(Opened),
     /// The last words have been said.
     Parting(Option<BrokeOff>),
     Ended,
@@ -66,7 +66,7 @@ enum State {
 impl Stream {
     /// An event stream.
     pub(super) fn events(
-        body: ResponseBody,
+        body: Opened,
         status: StatusCode,
         in_flight: InFlight,
         idle: Duration,
@@ -76,7 +76,7 @@ impl Stream {
     }
 
     /// Something else.
-    pub(super) fn raw(body: ResponseBody, status: StatusCode, in_flight: InFlight, idle: Duration) -> Self {
+    pub(super) fn raw(body: Opened, status: StatusCode, in_flight: InFlight, idle: Duration) -> Self {
         let alarm = Box::pin(sleep(idle));
         Self {
             state: State::Flowing(body),
