@@ -16,6 +16,7 @@ mod health;
 mod in_flight;
 mod load;
 mod openai_client;
+mod opening;
 mod pipeline;
 mod policies;
 mod reload;
