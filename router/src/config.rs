@@ -1,5 +1,6 @@
 //! The router's settings as they are used: every value checked, every default filled in.
 
+mod discovery;
 pub mod file;
 mod resolve;
 
@@ -12,6 +13,7 @@ use http::HeaderValue;
 use crate::fleet::{FleetSettings, InstanceSpec};
 use crate::policy::{PolicySettings, PolicySource, SessionKey};
 
+pub use discovery::{DiscoverySettings, instance};
 pub use resolve::{ConfigError, resolve};
 
 /// What happens to a request when no prefill instance can take it, or all that were tried failed.
@@ -81,6 +83,8 @@ pub struct Config {
     pub fleet: FleetSettings,
     /// Instances known from the start.
     pub instances: Vec<InstanceSpec>,
+    /// Where others are announced.
+    pub discovery: DiscoverySettings,
     /// Policies in the order of the chain.
     pub policies: Vec<PolicySource>,
     /// Limits of policies.

@@ -7,6 +7,7 @@
 //! What the admin API removes is out, whoever announces it; until it is added again, or a source has
 //! dropped it and announces it anew, or announces it as another (role, sizes, labels).
 
+mod file;
 mod roster;
 
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ use thiserror::Error;
 
 pub use roster::{Roster, RosterError};
 
+use crate::config::DiscoverySettings;
 use crate::fleet::{Fleet, InstanceSpec};
 use roster::{Entry, lay_over};
 
@@ -81,6 +83,13 @@ impl Discovery {
         let mut voices = self.voices.lock().unwrap_or_else(PoisonError::into_inner);
         voices.push(Voice { name: name.into(), entries: Vec::new(), problem: None });
         Source { discovery: Arc::clone(self), at: voices.len() - 1 }
+    }
+
+    /// Starts the sources that are set, each in a task of its own.
+    pub fn start(self: &Arc<Self>, settings: &DiscoverySettings) {
+        if let Some(path) = settings.instances_file.clone() {
+            tokio::spawn(file::watch(path, self.source("file")));
+        }
     }
 
     /// Adds an instance in the name of the admin API. Must be called within the runtime.

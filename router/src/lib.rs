@@ -17,3 +17,4 @@ pub mod serve;
 pub mod server;
 pub mod telemetry;
 pub mod upstream;
+pub mod watch;

@@ -36,6 +36,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let (outcomes, received) = mpsc::channel(OUTCOMES);
     let app = Arc::new(App::new(config, fleet, chain, metrics, outcomes));
     app.discovery.source("config").announce(Roster::new(app.config.instances.clone())?);
+    app.discovery.start(&app.config.discovery);
     tokio::spawn(observe(Arc::clone(&app), received));
     if let Some(engine) = engine {
         tokio::spawn(policy::watch(watched, engine));
@@ -49,12 +50,12 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         tracing::info!("listening on {address}");
         tokio::spawn(accept(listener, Arc::clone(&app), Arc::clone(&connections), stop.clone()));
     }
-    if app.config.instances.is_empty() {
+    if app.config.instances.is_empty() && !app.config.discovery.is_any() {
         match app.config.admin_key {
             Some(_) => tracing::info!("no instance is known yet; waiting for POST /instances/add"),
             None => tracing::warn!(
                 "no instance is known, and none can be added without a key of the admin API: \
-                 give --prefill and --decode, or set ADMIN_API_KEY"
+                 give --prefill and --decode or --instances-file, or set ADMIN_API_KEY"
             ),
         }
     }

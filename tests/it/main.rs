@@ -7,6 +7,7 @@ mod affinity;
 mod captures;
 mod connections;
 mod connectors;
+mod discovery;
 mod drain;
 mod engine;
 mod failures;

@@ -30,6 +30,9 @@ pub struct Settings {
     /// Instances with all that can be said of them; only in the file.
     #[arg(skip)]
     pub instance: Vec<InstanceTable>,
+    /// File of [[instance]] tables, TOML or JSON, that is read again whenever it changes
+    #[arg(long, value_name = "FILE", env = "EDGE_ROUTER_INSTANCES_FILE")]
+    pub instances_file: Option<PathBuf>,
     /// Policy to ask, first to last; a bare name is looked up in --policies-dir [default: built in]
     #[arg(long, value_name = "NAME.wasm", env = "EDGE_ROUTER_POLICY", value_delimiter = ',')]
     pub policy: Vec<String>,
@@ -188,6 +191,7 @@ impl Settings {
             prefill: list(self.prefill, other.prefill),
             decode: list(self.decode, other.decode),
             instance: list(self.instance, other.instance),
+            instances_file: self.instances_file.or(other.instances_file),
             policy: list(self.policy, other.policy),
             policies_dir: self.policies_dir.or(other.policies_dir),
             policy_config_flags: list(self.policy_config_flags, other.policy_config_flags),

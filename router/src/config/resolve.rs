@@ -5,14 +5,14 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use edge_router_policy::Role;
 use http::HeaderValue;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use super::file::{InstanceTable, Settings};
+use super::discovery::{discovery, instances};
+use super::file::Settings;
 use super::{Config, Drain, Lease, Timeouts};
-use crate::fleet::{FleetSettings, HealthSettings, InstanceSpec, parse_address};
+use crate::fleet::{FleetSettings, HealthSettings};
 use crate::policy::{PolicySettings, PolicySource, SessionKey};
 use crate::upstream::PoolSettings;
 
@@ -24,7 +24,7 @@ pub struct ConfigError {
     problem: String,
 }
 
-fn wrong(setting: &'static str, problem: impl Into<String>) -> ConfigError {
+pub(super) fn wrong(setting: &'static str, problem: impl Into<String>) -> ConfigError {
     ConfigError { setting, problem: problem.into() }
 }
 
@@ -38,6 +38,7 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         listen: listen(settings)?,
         fleet: fleet(settings)?,
         instances: instances(settings)?,
+        discovery: discovery(settings),
         policies: policies(settings)?,
         policy: PolicySettings {
             deadline: positive("policy_deadline_ms", settings.policy_deadline_ms, 50, Duration::from_millis)?,
@@ -164,41 +165,6 @@ fn lease(settings: &Settings) -> Result<Lease, ConfigError> {
         return Err(wrong("kv_lease_margin_s", "must be below kv_lease_s, or no handle could ever be used"));
     }
     Ok(Lease { duration, margin })
-}
-
-fn instances(settings: &Settings) -> Result<Vec<InstanceSpec>, ConfigError> {
-    let mut all = Vec::new();
-    for (setting, role, addresses) in
-        [("prefill", Role::Prefill, &settings.prefill), ("decode", Role::Decode, &settings.decode)]
-    {
-        for text in addresses {
-            let address = parse_address(text).map_err(|problem| wrong(setting, problem))?;
-            all.push(InstanceSpec::new(role, address));
-        }
-    }
-    for table in &settings.instance {
-        all.push(instance(table)?);
-    }
-    Ok(all)
-}
-
-fn instance(table: &InstanceTable) -> Result<InstanceSpec, ConfigError> {
-    let role = match table.role.as_str() {
-        "prefill" => Role::Prefill,
-        "decode" => Role::Decode,
-        "both" => Role::Both,
-        other => return Err(wrong("instance.role", format!("'{other}' is none of prefill, decode, both"))),
-    };
-    if table.dp_size == 0 || table.tp_size == 0 {
-        return Err(wrong("instance", format!("{}: dp_size and tp_size must be above 0", table.address)));
-    }
-    Ok(InstanceSpec {
-        role,
-        address: parse_address(&table.address).map_err(|problem| wrong("instance.address", problem))?,
-        dp_size: table.dp_size,
-        tp_size: table.tp_size,
-        labels: table.labels.clone().into_iter().collect(),
-    })
 }
 
 fn session_keys(settings: &Settings) -> Result<Vec<SessionKey>, ConfigError> {

@@ -1,5 +1,7 @@
 //! Settings from files, and what is said of wrong ones.
 
+use edge_router_policy::Role;
+
 use super::*;
 
 fn from_toml(text: &str) -> Result<Config, ConfigError> {

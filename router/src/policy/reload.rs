@@ -1,27 +1,21 @@
 //! Loads policies from files, and loads them again when the files change.
 //!
-//! The folder of a file is watched, not the file: editors and `mv` replace it, and Kubernetes swaps a
-//! link above it. Events only say that it is time to look; a slow poll looks as well, for file systems
-//! without events. What counts is whether the bytes have changed, and that they have stopped changing.
+//! What counts is whether the bytes have changed, and that they have stopped changing.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use notify::{RecursiveMode, Watcher as _};
 use serde_json::value::RawValue;
-use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::sleep;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::component::{self, LoadError, MAX_FILE};
 use super::engine::PolicyEngine;
 use super::slot::Slot;
 use crate::metrics::PolicyMetrics;
+use crate::watch::{self, Changes};
 
-/// How often the files are looked at without an event.
-const POLL: Duration = Duration::from_millis(400);
 /// A file is read when it has looked the same for this long.
 const SETTLE: Duration = Duration::from_millis(60);
 
@@ -87,21 +81,17 @@ fn fingerprint(bytes: &[u8], config: &str) -> u128 {
     xxh3_128(bytes) ^ xxh3_128(config.as_bytes()).rotate_left(1)
 }
 
-/// What the file system says of the two files, links followed.
+/// How the two files look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Looks {
-    component: Option<(u64, u64, u64, i64, i64)>,
-    config: Option<(u64, u64, u64, i64, i64)>,
+    component: Option<watch::Looks>,
+    config: Option<watch::Looks>,
 }
 
 impl Looks {
     fn of(source: &PolicySource) -> Self {
-        let look = |path: &Path| {
-            let m = std::fs::metadata(path).ok()?;
-            Some((m.dev(), m.ino(), m.len(), m.mtime(), m.mtime_nsec()))
-        };
-        let config = source.config.is_none().then(|| look(&source.config_path())).flatten();
-        Self { component: look(&source.path), config }
+        let config = source.config.is_none().then(|| watch::Looks::of(&source.config_path())).flatten();
+        Self { component: watch::Looks::of(&source.path), config }
     }
 }
 
@@ -166,40 +156,11 @@ impl Watched {
 
 /// Watches the files of `policies` until the task is dropped.
 pub async fn watch(mut policies: Vec<Watched>, engine: PolicyEngine) {
-    let (events, mut changed) = mpsc::channel::<()>(1);
-    let _watcher = watcher(&policies, events);
-    let mut poll = interval(POLL);
-    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut events_end = false;
+    let mut changes = Changes::of(policies.iter().map(|policy| policy.source.path.as_path()));
     loop {
-        tokio::select! {
-            event = changed.recv(), if !events_end => events_end = event.is_none(),
-            _ = poll.tick() => {}
-        }
+        changes.next().await;
         for policy in &mut policies {
             policy.check(&engine).await;
         }
     }
-}
-
-/// Sends an event when something happens in a folder of a policy. A full channel is fine: the reader
-/// has yet to look.
-fn watcher(policies: &[Watched], events: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
-    let wake = move |event: notify::Result<notify::Event>| {
-        if event.is_ok_and(|e| !e.kind.is_access()) {
-            let _ = events.try_send(());
-        }
-    };
-    let unwatched = |error: notify::Error| tracing::warn!(%error, "no file events; policies are polled");
-    let mut watcher = notify::recommended_watcher(wake).map_err(unwatched).ok()?;
-    let mut folders: Vec<&Path> = policies.iter().filter_map(|p| p.source.path.parent()).collect();
-    folders.sort_unstable();
-    folders.dedup();
-    for folder in folders {
-        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-        if let Err(error) = watcher.watch(folder, RecursiveMode::NonRecursive) {
-            unwatched(error);
-        }
-    }
-    Some(watcher)
 }
