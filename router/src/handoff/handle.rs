@@ -25,7 +25,8 @@ enum Fate {
     Unused,
     /// A decode instance fetches what it names, or lets go of it.
     Used,
-    /// A decode instance turned it away at the door, and may or may not have let go of it.
+    /// A decode instance turned it away, or failed to fetch what it names, and may or may not have let go
+    /// of that.
     TurnedAway,
 }
 
@@ -56,7 +57,7 @@ impl Handle {
         self.fate = Fate::Unused;
     }
 
-    /// The instance takes no requests at the moment.
+    /// The instance has failed the request: it takes none at the moment, or it could not fetch the KV cache.
     pub fn turned_away(&mut self) {
         self.fate = Fate::TurnedAway;
     }

@@ -65,10 +65,8 @@ pub(super) async fn run(
             }
             Ok(response) => {
                 scheduled.in_flight.answered();
-                if let Some(handle) = handle.as_mut().filter(|_| is_full(response.status())) {
-                    handle.turned_away();
-                }
-                return answered(attempt, scheduled, retries, response, carries_handle).await;
+                let handle = handle.as_mut().filter(|_| carries_handle);
+                return answered(attempt, scheduled, retries, response, carries_handle, handle).await;
             }
         }
     }
@@ -150,8 +148,12 @@ async fn answered(
     retries: &mut Retries,
     response: Response<ResponseBody>,
     carried_handle: bool,
+    mut handle: Option<&mut Handle>,
 ) -> Result<Decoded, Error> {
     let (instance, status) = (scheduled.chosen.instance.clone(), response.status());
+    if let Some(handle) = handle.as_deref_mut().filter(|_| status.is_server_error()) {
+        handle.turned_away();
+    }
     if may_start_over(attempt, retries, &scheduled, status, carried_handle) {
         attempt.account.leg_failed(&Error::Refused { phase: Phase::Decode, status });
         return Ok(Decoded::TryAgain);
@@ -164,6 +166,9 @@ async fn answered(
         }
         Ok(Beginning::Fails(answer)) => {
             let status = answer.status();
+            if let Some(handle) = handle {
+                handle.turned_away();
+            }
             let again = status.is_server_error()
                 && may_start_over(attempt, retries, &scheduled, LOAD_FAILED, carried_handle);
             if again {
