@@ -16,6 +16,7 @@ mod harness;
 mod health;
 mod in_flight;
 mod load;
+mod matrix;
 mod openai_client;
 mod opening;
 mod pipeline;
