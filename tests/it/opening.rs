@@ -227,3 +227,35 @@ async fn by_default_nothing_is_held() -> Result<()> {
     fleet.assert_quiescent().await;
     Ok(())
 }
+
+#[tokio::test]
+async fn a_long_opening_is_held_only_in_part() -> Result<()> {
+    let scene = Scene::new(1, 1, LONG, &[]).await?;
+    let decode = &scene.fleet.decode[0];
+    // A comment of more than the router holds, and then nothing.
+    decode.fault(Fault::padded_frames(100_000).on_decode());
+    decode.fault(Fault::stall_after(1).on_decode());
+    let mut stream = scene.router.stream(CHAT, &story(CHAT)).await?;
+    let comment = stream.next_event().await?.map(|arrival| arrival.event.comments[0].len());
+    assert_eq!(comment, Some(100_000));
+    drop(stream);
+    scene.fleet.assert_quiescent().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_is_set_like_every_other_setting() -> Result<()> {
+    let fleet = Fleet::start(1, 1).await?;
+    for router in [
+        fleet.router().arg("--hold-opening-ms=3600000"),
+        fleet.router().env("EDGE_ROUTER_HOLD_OPENING_MS", "3600000"),
+        fleet.router().config_toml("hold_opening_ms = 3600000"),
+    ] {
+        let router = router.start().await?;
+        fleet.decode[0].fault(Fault::error_after(0).on_decode());
+        let said = router.stream(CHAT, &story(CHAT)).await?.transcript().await?;
+        assert_eq!(said.text(), fleet.baseline(CHAT, &story(CHAT)).await?.text());
+    }
+    fleet.assert_quiescent().await;
+    Ok(())
+}
