@@ -13,7 +13,7 @@ use http::HeaderValue;
 use crate::fleet::{FleetSettings, InstanceSpec};
 use crate::policy::{PolicySettings, PolicySource, SessionKey};
 
-pub use discovery::{DiscoverySettings, instance};
+pub use discovery::{DiscoverySettings, RegistrationSettings, instance};
 pub use resolve::{ConfigError, resolve};
 
 /// What happens to a request when no prefill instance can take it, or all that were tried failed.

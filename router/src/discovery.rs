@@ -7,19 +7,24 @@
 //! What the admin API removes is out, whoever announces it; until it is added again, or a source has
 //! dropped it and announces it anew, or announces it as another (role, sizes, labels).
 
+mod dns;
 mod file;
+mod registration;
 mod roster;
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use edge_router_policy::Role;
 use thiserror::Error;
+use tokio::net::TcpListener;
 
 pub use roster::{Roster, RosterError};
 
 use crate::config::DiscoverySettings;
-use crate::fleet::{Fleet, InstanceSpec};
+use crate::fleet::{Fleet, InstanceSpec, role_name};
+use crate::metrics::DiscoveryMetrics;
 use roster::{Entry, lay_over};
 
 /// Why the admin API could not change the fleet.
@@ -86,10 +91,30 @@ impl Discovery {
     }
 
     /// Starts the sources that are set, each in a task of its own.
-    pub fn start(self: &Arc<Self>, settings: &DiscoverySettings) {
+    ///
+    /// # Errors
+    /// When the registration port can't be bound.
+    pub async fn start(
+        self: &Arc<Self>,
+        settings: &DiscoverySettings,
+        metrics: &Arc<DiscoveryMetrics>,
+    ) -> io::Result<()> {
         if let Some(path) = settings.instances_file.clone() {
             tokio::spawn(file::watch(path, self.source("file")));
         }
+        for (role, names) in [(Role::Prefill, &settings.prefill_dns), (Role::Decode, &settings.decode_dns)] {
+            for name in names {
+                let source = self.source(format!("{} dns {name}", role_name(role)));
+                tokio::spawn(dns::watch(name.clone(), role, settings.dns_interval, dns::system, source));
+            }
+        }
+        if let Some(registration) = settings.registration {
+            let listener = TcpListener::bind(registration.listen).await?;
+            tracing::info!("engines may register on {}", listener.local_addr()?);
+            let (metrics, source) = (Arc::clone(metrics), self.source("registration"));
+            tokio::spawn(registration::listen(listener, registration.ttl, metrics, source));
+        }
+        Ok(())
     }
 
     /// Adds an instance in the name of the admin API. Must be called within the runtime.

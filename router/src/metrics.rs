@@ -1,5 +1,6 @@
 //! What the router counts, in Prometheus' text format on `/metrics`.
 
+mod discovery;
 mod fleet;
 mod histogram;
 mod policy;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 
 use prometheus_client::registry::Registry;
 
+pub use discovery::DiscoveryMetrics;
 pub use policy::PolicyMetrics;
 pub use request::{Fallback, RequestMetrics};
 
@@ -18,6 +20,8 @@ use crate::fleet::Fleet;
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    /// Of discovery.
+    pub discovery: Arc<DiscoveryMetrics>,
     /// Of policies.
     pub policy: Arc<PolicyMetrics>,
     /// Of requests.
@@ -28,10 +32,11 @@ impl Metrics {
     /// Metrics that all stand at zero; those of the fleet are read when they are asked for.
     pub fn new(fleet: &Arc<Fleet>) -> Self {
         let mut registry = Registry::with_prefix("edge_router");
+        let discovery = Arc::new(DiscoveryMetrics::registered(&mut registry));
         let policy = Arc::new(PolicyMetrics::registered(&mut registry));
         let request = RequestMetrics::registered(&mut registry);
         registry.register_collector(Box::new(fleet::FleetCollector::new(fleet)));
-        Self { registry, policy, request }
+        Self { registry, discovery, policy, request }
     }
 
     /// The text for `/metrics`.

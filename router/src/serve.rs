@@ -36,7 +36,10 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let (outcomes, received) = mpsc::channel(OUTCOMES);
     let app = Arc::new(App::new(config, fleet, chain, metrics, outcomes));
     app.discovery.source("config").announce(Roster::new(app.config.instances.clone())?);
-    app.discovery.start(&app.config.discovery);
+    app.discovery
+        .start(&app.config.discovery, &app.metrics.discovery)
+        .await
+        .context("registration_listen")?;
     tokio::spawn(observe(Arc::clone(&app), received));
     if let Some(engine) = engine {
         tokio::spawn(policy::watch(watched, engine));

@@ -1,6 +1,8 @@
 //! Instances that are announced while the router runs.
 
+mod dns;
 mod file;
+mod registration;
 
 use anyhow::{Context, Result};
 use edge_router_tests::client::PATIENCE;
@@ -29,6 +31,16 @@ async fn consists_of<const N: usize>(router: &Router, addresses: [&str; N]) -> R
         );
         sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Looks again and again until `holds`.
+async fn until(what: &str, holds: impl AsyncFn() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds().await? {
+        anyhow::ensure!(Instant::now() < deadline, "never: {what}");
+        sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
 }
 
 /// What `/status` says of the source with that name.

@@ -1,29 +1,71 @@
 //! Instances, and where more of them are announced: from settings as typed to settings as used.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use edge_router_policy::Role;
 
 use super::file::{InstanceTable, Settings};
-use super::resolve::{ConfigError, wrong};
+use super::resolve::{ConfigError, positive, wrong};
 use crate::fleet::{InstanceSpec, parse_address};
 
 /// Where instances are announced while the router runs, beside the admin API.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct DiscoverySettings {
     /// A file with a roster.
     pub instances_file: Option<PathBuf>,
+    /// Names, as `host:port`, of which each address is a prefill instance.
+    pub prefill_dns: Vec<String>,
+    /// The same for decode instances.
+    pub decode_dns: Vec<String>,
+    /// Time between look-ups of one name.
+    pub dns_interval: Duration,
+    /// Where engines register themselves.
+    pub registration: Option<RegistrationSettings>,
+}
+
+/// The port for engines that register themselves.
+#[derive(Debug, Clone, Copy)]
+pub struct RegistrationSettings {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// An engine that was not heard of for so long has left.
+    pub ttl: Duration,
 }
 
 impl DiscoverySettings {
     /// Whether instances are announced anywhere.
     pub fn is_any(&self) -> bool {
         self.instances_file.is_some()
+            || self.registration.is_some()
+            || !self.prefill_dns.is_empty()
+            || !self.decode_dns.is_empty()
     }
 }
 
-pub(super) fn discovery(settings: &Settings) -> DiscoverySettings {
-    DiscoverySettings { instances_file: settings.instances_file.clone() }
+pub(super) fn discovery(settings: &Settings) -> Result<DiscoverySettings, ConfigError> {
+    Ok(DiscoverySettings {
+        instances_file: settings.instances_file.clone(),
+        prefill_dns: names("prefill_dns", &settings.prefill_dns)?,
+        decode_dns: names("decode_dns", &settings.decode_dns)?,
+        dns_interval: positive("dns_interval_s", settings.dns_interval_s, 5, Duration::from_secs)?,
+        registration: registration(settings)?,
+    })
+}
+
+fn names(setting: &'static str, typed: &[String]) -> Result<Vec<String>, ConfigError> {
+    let names: Result<Vec<_>, _> = typed.iter().map(|text| parse_address(text)).collect();
+    names.map_err(|problem| wrong(setting, problem))
+}
+
+fn registration(settings: &Settings) -> Result<Option<RegistrationSettings>, ConfigError> {
+    let ttl = positive("registration_ttl_s", settings.registration_ttl_s, 12, Duration::from_secs)?;
+    let Some(text) = &settings.registration_listen else { return Ok(None) };
+    let listen = text.parse().map_err(|_| {
+        wrong("registration_listen", format!("'{text}': give ip:port, such as 0.0.0.0:36367"))
+    })?;
+    Ok(Some(RegistrationSettings { listen, ttl }))
 }
 
 /// The instances that are known from the start.

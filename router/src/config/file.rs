@@ -33,6 +33,22 @@ pub struct Settings {
     /// File of [[instance]] tables, TOML or JSON, that is read again whenever it changes
     #[arg(long, value_name = "FILE", env = "EDGE_ROUTER_INSTANCES_FILE")]
     pub instances_file: Option<PathBuf>,
+    /// Name of which each address is a prefill instance, such as a headless service; may be given more than once
+    #[arg(long, value_name = "NAME:PORT", env = "EDGE_ROUTER_PREFILL_DNS", value_delimiter = ',')]
+    pub prefill_dns: Vec<String>,
+    /// Name of which each address is a decode instance
+    #[arg(long, value_name = "NAME:PORT", env = "EDGE_ROUTER_DECODE_DNS", value_delimiter = ',')]
+    pub decode_dns: Vec<String>,
+    /// Time between look-ups of such a name, in seconds [default: 5]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_DNS_INTERVAL_S")]
+    pub dns_interval_s: Option<u64>,
+    /// Where engines with MoRIIO register themselves over ZeroMQ, such as 10.0.0.9:36367; anybody who reaches it
+    /// can join the fleet [default: off]
+    #[arg(long, value_name = "ADDR:PORT", env = "EDGE_ROUTER_REGISTRATION_LISTEN")]
+    pub registration_listen: Option<String>,
+    /// An engine that was not heard of for this long has left; they send every 3 s [default: 12]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_REGISTRATION_TTL_S")]
+    pub registration_ttl_s: Option<u64>,
     /// Policy to ask, first to last; a bare name is looked up in --policies-dir [default: built in]
     #[arg(long, value_name = "NAME.wasm", env = "EDGE_ROUTER_POLICY", value_delimiter = ',')]
     pub policy: Vec<String>,
@@ -192,6 +208,11 @@ impl Settings {
             decode: list(self.decode, other.decode),
             instance: list(self.instance, other.instance),
             instances_file: self.instances_file.or(other.instances_file),
+            prefill_dns: list(self.prefill_dns, other.prefill_dns),
+            decode_dns: list(self.decode_dns, other.decode_dns),
+            dns_interval_s: self.dns_interval_s.or(other.dns_interval_s),
+            registration_listen: self.registration_listen.or(other.registration_listen),
+            registration_ttl_s: self.registration_ttl_s.or(other.registration_ttl_s),
             policy: list(self.policy, other.policy),
             policies_dir: self.policies_dir.or(other.policies_dir),
             policy_config_flags: list(self.policy_config_flags, other.policy_config_flags),

@@ -38,7 +38,7 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         listen: listen(settings)?,
         fleet: fleet(settings)?,
         instances: instances(settings)?,
-        discovery: discovery(settings),
+        discovery: discovery(settings)?,
         policies: policies(settings)?,
         policy: PolicySettings {
             deadline: positive("policy_deadline_ms", settings.policy_deadline_ms, 50, Duration::from_millis)?,
@@ -78,7 +78,7 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
     })
 }
 
-fn positive(
+pub(super) fn positive(
     name: &'static str,
     value: Option<u64>,
     default: u64,

@@ -61,6 +61,16 @@ fn wrong_settings_are_named_with_a_remedy() {
         ("policy_memory_mib = 17592186044416", "policy_memory_mib: must be 2 to 4096"),
         ("prefix_capacity = 0", "prefix_capacity: must be 1 to 100000000"),
         ("unhealthy_after = 0", "unhealthy_after: must be above 0"),
+        (
+            "prefill_dns = ['engines']",
+            "prefill_dns: 'engines': no port; give host:port, such as 10.0.0.1:8000 or [::1]:8000",
+        ),
+        ("dns_interval_s = 0", "dns_interval_s: must be above 0"),
+        (
+            "registration_listen = '36367'",
+            "registration_listen: '36367': give ip:port, such as 0.0.0.0:36367",
+        ),
+        ("registration_ttl_s = 0", "registration_ttl_s: must be above 0"),
         ("session_key = ['x']", "session_key: 'x' is neither header:NAME nor field:NAME"),
         ("[[instance]]\nrole = 'x'\naddress = 'a:1'", "instance.role: 'x' is none of prefill, decode, both"),
         (

@@ -41,6 +41,11 @@ impl Roster {
         Ok(Self(roster))
     }
 
+    /// A roster of instances with an address of its own each.
+    pub(super) fn of_distinct(instances: Vec<InstanceSpec>) -> Self {
+        Self(instances)
+    }
+
     /// With what the admin API has taken out of `before` still out, where the source only repeats itself.
     pub(super) fn into_entries(self, before: &[Entry]) -> Vec<Entry> {
         let before: HashMap<&str, &Entry> =

@@ -13,7 +13,7 @@ use edge_router_tests::router::Router;
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{consists_of, problem_of, source};
+use super::{consists_of, problem_of, source, until};
 use crate::load::{CHAT, all_right, all_right_during, chat};
 
 const KEY: &str = "a key of the operators";
@@ -223,9 +223,7 @@ async fn what_operators_remove_stays_out_though_the_file_names_it() -> Result<()
     sleep(Duration::from_secs(1)).await;
     setup.has_first_of_each(&router).await?;
     replace(&setup.file(), &setup.first_of_each())?;
-    while source(&router, "file").await?["instances"] != 2 {
-        sleep(Duration::from_millis(10)).await;
-    }
+    until("it is read", async || Ok(source(&router, "file").await?["instances"] == 2)).await?;
     replace(&setup.file(), &setup.all())?;
     setup.has_all(&router).await?;
     let sources = router.status().await?["instances"][0]["sources"].clone();
