@@ -12,7 +12,7 @@ mod prefix_index;
 mod probe;
 mod scrape;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -140,28 +140,27 @@ impl Fleet {
     /// leaves goes on. Must be called within the runtime.
     pub fn apply(self: &Arc<Self>, wanted: Vec<InstanceSpec>) {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut wanted: HashMap<_, _> =
-            wanted.into_iter().enumerate().map(|(at, spec)| (spec.address.clone(), (at, spec))).collect();
-        let (mut instances, mut left, mut joined) = (Vec::new(), Vec::new(), Vec::new());
-        for known in &self.snapshot.load().instances {
-            match wanted.remove(known.address()) {
-                Some((_, spec)) if spec == *known.spec() => instances.push(Arc::clone(known)),
-                Some((at, spec)) => {
-                    joined.push((at, self.successor(known, spec)));
-                    left.push(Arc::clone(known));
+        let before = self.snapshot();
+        let known: HashMap<_, _> = before.instances.iter().map(|i| (i.address(), i)).collect();
+        let (mut stay, mut joined) = (HashSet::new(), Vec::new());
+        for spec in wanted {
+            match known.get(&*spec.address) {
+                Some(same) if *same.spec() == spec => {
+                    stay.insert(same.id());
                 }
-                None => left.push(Arc::clone(known)),
+                Some(other) => joined.push(self.successor(other, spec)),
+                None => joined.push(self.instance(spec)),
             }
         }
-        joined.extend(wanted.into_values().map(|(at, spec)| (at, self.instance(spec))));
+        let (mut instances, left): (Vec<_>, Vec<_>) =
+            before.instances.iter().cloned().partition(|instance| stay.contains(&instance.id()));
         if left.is_empty() && joined.is_empty() {
             return;
         }
-        joined.sort_unstable_by_key(|(at, _)| *at);
-        instances.extend(joined.iter().map(|(_, instance)| Arc::clone(instance)));
+        instances.extend(joined.iter().cloned());
         self.publish(instances);
         left.iter().for_each(|instance| self.leave(instance));
-        joined.iter().for_each(|(_, instance)| self.join(instance));
+        joined.iter().for_each(|instance| self.join(instance));
     }
 
     fn instance(&self, spec: InstanceSpec) -> Arc<Instance> {

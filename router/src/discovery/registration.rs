@@ -30,7 +30,7 @@ const MAX_CONNECTIONS: usize = 2 * registrants::MAX;
 /// For the greetings.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Engines are heard of every three seconds, and connect anew when they must.
-const IDLE: Duration = Duration::from_secs(120);
+const IDLE: Duration = Duration::from_secs(30);
 /// Messages that wait for their turn; engines wait beyond.
 const WAITING: usize = 256;
 /// Time between two lines about refused messages.

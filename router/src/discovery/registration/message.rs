@@ -9,10 +9,12 @@ use crate::fleet::{InstanceSpec, parse_address};
 
 /// Larger sizes are a mistake.
 const MAX_SIZE: u32 = 65_536;
+/// A host name has at most 253 bytes.
+const MAX_ADDRESS: usize = 300;
 /// A registration is flat.
 const MAX_DEPTH: usize = 8;
 
-/// Why a message registers nobody.
+/// Why a message registers nobody. Nothing that others wrote is said unescaped: it ends up in the log.
 #[derive(Debug, Error)]
 pub(super) enum Refusal {
     #[error(transparent)]
@@ -23,12 +25,12 @@ pub(super) enum Refusal {
     Payload(#[from] rmp_serde::decode::Error),
     #[error("no registration: not a map")]
     NoMap,
-    #[error("type '{0}' is neither P nor D")]
+    #[error("type {0:?} is neither P nor D")]
     Type(String),
     #[error("{0} is missing")]
     Missing(&'static str),
-    #[error("http_address {0}")]
-    Address(String),
+    #[error("http_address must be host:port")]
+    Address,
     #[error("{0} must be 1 to {MAX_SIZE}")]
     Size(&'static str),
     #[error("more engines than can be registered")]
@@ -43,7 +45,7 @@ impl Refusal {
             Self::Frames(_) => "frames",
             Self::Payload(_) | Self::NoMap => "payload",
             Self::Type(_) => "type",
-            Self::Missing(_) | Self::Address(_) | Self::Size(_) => "field",
+            Self::Missing(_) | Self::Address | Self::Size(_) => "field",
             Self::Full => "full",
         }
     }
@@ -76,11 +78,14 @@ pub(super) fn parse(frames: &[Vec<u8>]) -> Result<Option<InstanceSpec>, Refusal>
         other => return Err(Refusal::Type(other.chars().take(16).collect())),
     };
     let address = payload.http_address.ok_or(Refusal::Missing("http_address"))?;
+    if address.len() > MAX_ADDRESS {
+        return Err(Refusal::Address);
+    }
     let zmq_address = payload.zmq_address.ok_or(Refusal::Missing("zmq_address"))?;
     let mode = payload.transfer_mode.map(|mode| ("transfer_mode".to_owned(), mode));
     Ok(Some(InstanceSpec {
         role,
-        address: parse_address(&address).map_err(Refusal::Address)?,
+        address: parse_address(&address).map_err(|_| Refusal::Address)?,
         dp_size: size("dp_size", payload.dp_size)?,
         tp_size: size("tp_size", payload.tp_size)?,
         labels: mode.into_iter().chain([("zmq_address".to_owned(), zmq_address)]).collect(),
@@ -153,8 +158,10 @@ pub(super) mod tests {
             serde_json::json!({ "type": "D", "http_address": "a:1", "zmq_address": "z", "more": [1] });
         assert!(parse(&message(&engine)).unwrap().is_some());
         for (key, value, said) in [
-            ("type", "X".into(), "type 'X' is neither P nor D"),
-            ("http_address", "a".into(), "http_address 'a': no port"),
+            ("type", "X".into(), "type \"X\" is neither P nor D"),
+            ("type", "\n".into(), "type \"\\n\" is neither"),
+            ("http_address", "a".into(), "http_address must be host:port"),
+            ("http_address", format!("{}:1", "a".repeat(300)).into(), "http_address must be host:port"),
             ("http_address", ().into(), "http_address is missing"),
             ("zmq_address", ().into(), "zmq_address is missing"),
             ("dp_size", 0.into(), "dp_size must be 1 to 65536"),

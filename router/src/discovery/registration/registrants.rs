@@ -10,7 +10,7 @@ use crate::discovery::Roster;
 use crate::fleet::InstanceSpec;
 
 /// Engines that may be registered.
-pub(super) const MAX: usize = 4096;
+pub(super) const MAX: usize = 1024;
 
 /// The engines by their HTTP address, with the time of the last heartbeat.
 #[derive(Debug, Default)]
