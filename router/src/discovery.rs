@@ -7,6 +7,7 @@
 //! What the admin API removes is out, whoever announces it; until it is added again, or a source has
 //! dropped it and announces it anew, or announces it as another (role, sizes, labels).
 
+mod bootstrap;
 mod dns;
 mod file;
 mod registration;
@@ -42,9 +43,17 @@ pub enum MembershipError {
 #[derive(Debug)]
 struct Voice {
     name: String,
+    /// It only tells more of instances that others announce.
+    describes: bool,
     entries: Vec<Entry>,
     /// Why the source has nothing newer to say, if it has failed since.
     problem: Option<String>,
+}
+
+impl Voice {
+    fn new(name: String, describes: bool) -> Self {
+        Self { name, describes, entries: Vec::new(), problem: None }
+    }
 }
 
 /// A source as `/status` shows it.
@@ -79,14 +88,21 @@ pub struct Source {
 impl Discovery {
     /// For a fleet in which nobody else has a say.
     pub fn new(fleet: Arc<Fleet>) -> Arc<Self> {
-        let admin = Voice { name: "admin".into(), entries: Vec::new(), problem: None };
+        let admin = Voice::new("admin".into(), false);
         Arc::new(Self { fleet, voices: Mutex::new(vec![admin]) })
     }
 
     /// A new source, called `name` in logs and `/status`. Its labels win over those of the sources before.
     pub fn source(self: &Arc<Self>, name: impl Into<String>) -> Source {
         let mut voices = self.voices.lock().unwrap_or_else(PoisonError::into_inner);
-        voices.push(Voice { name: name.into(), entries: Vec::new(), problem: None });
+        voices.push(Voice::new(name.into(), false));
+        Source { discovery: Arc::clone(self), at: voices.len() - 1 }
+    }
+
+    /// A source that knows more of the instances that others announce, and announces none itself.
+    fn describing_source(self: &Arc<Self>, name: &str) -> Source {
+        let mut voices = self.voices.lock().unwrap_or_else(PoisonError::into_inner);
+        voices.push(Voice::new(name.to_owned(), true));
         Source { discovery: Arc::clone(self), at: voices.len() - 1 }
     }
 
@@ -108,6 +124,8 @@ impl Discovery {
                 tokio::spawn(dns::watch(name.clone(), role, settings.dns_interval, dns::system, source));
             }
         }
+        let (fleet, servers) = (Arc::clone(&self.fleet), settings.mooncake_bootstrap.clone());
+        tokio::spawn(bootstrap::watch(fleet, servers, self.describing_source("mooncake bootstrap")));
         if let Some(registration) = settings.registration {
             let listener = TcpListener::bind(registration.listen).await?;
             tracing::info!("engines may register on {}", listener.local_addr()?);
@@ -148,7 +166,8 @@ impl Discovery {
         if !known.is_some_and(|known| role.is_none_or(|role| roster::plus(known, role) == known)) {
             return Err(MembershipError::Unknown(address.to_owned()));
         }
-        for entry in voices.iter_mut().flat_map(|voice| &mut voice.entries) {
+        let announcing = voices.iter_mut().filter(|voice| !voice.describes);
+        for entry in announcing.flat_map(|voice| &mut voice.entries) {
             if entry.said.address == address {
                 entry.remove_role(role);
             }
@@ -162,7 +181,7 @@ impl Discovery {
     pub fn announcers(&self) -> HashMap<String, Vec<String>> {
         let voices = self.voices.lock().unwrap_or_else(PoisonError::into_inner);
         let mut names = HashMap::<_, Vec<_>>::new();
-        for voice in &*voices {
+        for voice in voices.iter().filter(|voice| !voice.describes) {
             for entry in voice.entries.iter().filter(|entry| entry.in_force.is_some()) {
                 names.entry(entry.said.address.clone()).or_default().push(voice.name.clone());
             }
@@ -183,7 +202,10 @@ impl Discovery {
 
     /// The caller holds the lock, so that rosters take effect in the order in which they came.
     fn take_effect(&self, voices: &[Voice]) {
-        self.fleet.apply(lay_over(voices.iter().flat_map(|voice| &voice.entries)));
+        let entries = |describes| {
+            voices.iter().filter(move |voice| voice.describes == describes).flat_map(|voice| &voice.entries)
+        };
+        self.fleet.apply(lay_over(entries(false), entries(true)));
     }
 }
 
@@ -212,7 +234,8 @@ impl Source {
 }
 
 fn role_in_force(voices: &[Voice], address: &str) -> Option<Role> {
-    let named = voices.iter().flat_map(|voice| &voice.entries).filter(|entry| entry.said.address == address);
+    let announcing = voices.iter().filter(|voice| !voice.describes).flat_map(|voice| &voice.entries);
+    let named = announcing.filter(|entry| entry.said.address == address);
     named.filter_map(|entry| entry.in_force).reduce(roster::plus)
 }
 

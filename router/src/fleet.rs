@@ -21,6 +21,7 @@ use edge_router_policy::{InstanceId, Phase, Role};
 use http::HeaderValue;
 use tokio::sync::watch;
 
+pub use ask::ask;
 pub use candidates::{Choice, Prefix};
 pub use health::{HealthSettings, HealthState};
 pub use instance::{Instance, InstanceSpec, parse_address};

@@ -1,5 +1,6 @@
 //! Instances that are announced while the router runs.
 
+mod bootstrap;
 mod dns;
 mod file;
 mod registration;

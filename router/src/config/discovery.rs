@@ -1,5 +1,6 @@
 //! Instances, and where more of them are announced: from settings as typed to settings as used.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,6 +22,8 @@ pub struct DiscoverySettings {
     pub decode_dns: Vec<String>,
     /// Time between look-ups of one name.
     pub dns_interval: Duration,
+    /// Mooncake's bootstrap servers by the address of their prefill instance, both `host:port`.
+    pub mooncake_bootstrap: BTreeMap<String, String>,
     /// Where engines register themselves.
     pub registration: Option<RegistrationSettings>,
 }
@@ -50,8 +53,19 @@ pub(super) fn discovery(settings: &Settings) -> Result<DiscoverySettings, Config
         prefill_dns: names("prefill_dns", &settings.prefill_dns)?,
         decode_dns: names("decode_dns", &settings.decode_dns)?,
         dns_interval: positive("dns_interval_s", settings.dns_interval_s, 5, Duration::from_secs)?,
+        mooncake_bootstrap: bootstrap(settings)?,
         registration: registration(settings)?,
     })
+}
+
+fn bootstrap(settings: &Settings) -> Result<BTreeMap<String, String>, ConfigError> {
+    let pair = |text: &String| {
+        let (instance, server) =
+            text.split_once('=').ok_or_else(|| format!("'{text}' has no '='; give INSTANCE=SERVER"))?;
+        Ok((parse_address(instance)?, parse_address(server)?))
+    };
+    let pairs = settings.mooncake_bootstrap.iter().map(pair).collect::<Result<_, _>>();
+    pairs.map_err(|problem: String| wrong("mooncake_bootstrap", problem))
 }
 
 fn names(setting: &'static str, typed: &[String]) -> Result<Vec<String>, ConfigError> {

@@ -42,6 +42,15 @@ pub struct Settings {
     /// Time between look-ups of such a name, in seconds [default: 5]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_DNS_INTERVAL_S")]
     pub dns_interval_s: Option<u64>,
+    /// Bootstrap server of a prefill instance with Mooncake, which is asked for its engine ids; in place of the
+    /// label bootstrap_address
+    #[arg(
+        long,
+        value_name = "HOST:PORT=HOST:PORT",
+        env = "EDGE_ROUTER_MOONCAKE_BOOTSTRAP",
+        value_delimiter = ','
+    )]
+    pub mooncake_bootstrap: Vec<String>,
     /// Where engines with MoRIIO register themselves over ZeroMQ, such as 10.0.0.9:36367; anybody who reaches it
     /// can join the fleet [default: off]
     #[arg(long, value_name = "ADDR:PORT", env = "EDGE_ROUTER_REGISTRATION_LISTEN")]
@@ -211,6 +220,7 @@ impl Settings {
             prefill_dns: list(self.prefill_dns, other.prefill_dns),
             decode_dns: list(self.decode_dns, other.decode_dns),
             dns_interval_s: self.dns_interval_s.or(other.dns_interval_s),
+            mooncake_bootstrap: list(self.mooncake_bootstrap, other.mooncake_bootstrap),
             registration_listen: self.registration_listen.or(other.registration_listen),
             registration_ttl_s: self.registration_ttl_s.or(other.registration_ttl_s),
             policy: list(self.policy, other.policy),

@@ -65,6 +65,7 @@ fn wrong_settings_are_named_with_a_remedy() {
             "prefill_dns = ['engines']",
             "prefill_dns: 'engines': no port; give host:port, such as 10.0.0.1:8000 or [::1]:8000",
         ),
+        ("mooncake_bootstrap = ['a:1']", "mooncake_bootstrap: 'a:1' has no '='; give INSTANCE=SERVER"),
         ("dns_interval_s = 0", "dns_interval_s: must be above 0"),
         (
             "registration_listen = '36367'",

@@ -97,8 +97,12 @@ pub(super) fn plus(known: Role, more: Role) -> Role {
 }
 
 /// The instances of all entries that count, each address once: with every role that is said of it, the
-/// largest sizes (who knows none says 1), and all labels, of which the last said wins.
-pub(super) fn lay_over<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Vec<InstanceSpec> {
+/// largest sizes (who knows none says 1), and all labels, of which the last said wins. What `more` says
+/// counts only of those that are there.
+pub(super) fn lay_over<'a>(
+    entries: impl Iterator<Item = &'a Entry>,
+    more: impl Iterator<Item = &'a Entry>,
+) -> Vec<InstanceSpec> {
     let mut all: Vec<InstanceSpec> = Vec::new();
     let mut places = HashMap::new();
     for entry in entries {
@@ -107,6 +111,12 @@ pub(super) fn lay_over<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Vec<
         match all.get_mut(at) {
             None => all.push(InstanceSpec { role, ..entry.said.clone() }),
             Some(known) => merge(known, &entry.said, role),
+        }
+    }
+    for entry in more {
+        if let Some(known) = places.get(entry.said.address.as_str()).and_then(|at| all.get_mut(*at)) {
+            let role = known.role;
+            merge(known, &entry.said, role);
         }
     }
     all

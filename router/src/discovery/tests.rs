@@ -118,6 +118,29 @@ async fn what_the_admin_removes_is_out_until_it_is_announced_anew() {
 }
 
 #[tokio::test]
+async fn who_only_describes_keeps_nobody_and_outlives_a_removal() {
+    let discovery = discovery();
+    let (file, more) = (discovery.source("file"), discovery.describing_source("more"));
+    let labels = vec![("engine_id".to_owned(), "x".to_owned())];
+    more.announce(roster([InstanceSpec { labels: labels.clone(), dp_size: 2, ..prefill("a:1") }]));
+    assert!(fleet(&discovery).is_empty());
+    file.announce(roster([spec(Role::Both, "a:1")]));
+    for _ in 0..2 {
+        let now = discovery.fleet.snapshot().instances[0].spec().clone();
+        assert_eq!((now.role, now.dp_size, &now.labels), (Role::Both, 2, &labels));
+        assert_eq!(discovery.announcers()["a:1"], ["file"]);
+        discovery.remove("a:1", None).unwrap();
+        assert!(fleet(&discovery).is_empty());
+        discovery.add(spec(Role::Both, "a:1")).unwrap();
+        file.announce(Roster::default());
+        file.announce(roster([spec(Role::Both, "a:1")]));
+        discovery.remove("a:1", None).unwrap();
+        file.announce(Roster::default());
+        file.announce(roster([spec(Role::Both, "a:1")]));
+    }
+}
+
+#[tokio::test]
 async fn one_address_has_two_roles_and_gives_one_up() {
     let discovery = discovery();
     let file = discovery.source("file");
