@@ -25,8 +25,8 @@ enum Fate {
     Unused,
     /// A decode instance fetches what it names, or lets go of it.
     Used,
-    /// A decode instance turned it away, or failed to fetch what it names, and may or may not have let go
-    /// of that.
+    /// A decode instance turned it away, failed to fetch what it names, or gave no answer. It may or may
+    /// not have let go of that.
     TurnedAway,
 }
 
@@ -57,7 +57,8 @@ impl Handle {
         self.fate = Fate::Unused;
     }
 
-    /// The instance has failed the request: it takes none at the moment, or it could not fetch the KV cache.
+    /// The instance has failed the request: it takes none at the moment, could not fetch the KV cache, or
+    /// broke off without an answer.
     pub fn turned_away(&mut self) {
         self.fate = Fate::TurnedAway;
     }

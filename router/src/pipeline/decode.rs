@@ -60,6 +60,9 @@ pub(super) async fn run(
                 }
             }
             Err(error) => {
+                if let Some(handle) = handle.as_mut().filter(|_| carries_handle) {
+                    handle.turned_away();
+                }
                 failed(attempt, &scheduled, retries, error, true)?;
                 return Ok(Decoded::TryAgain);
             }

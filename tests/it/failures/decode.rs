@@ -131,6 +131,9 @@ async fn a_reset_by_the_only_engine_is_an_error() -> Result<()> {
     for stream in [false, true] {
         assert_error(&scene.answer(stream).await?, 502, "engine_unreachable");
     }
+    // Whether it has let go of what each leg told it to fetch can't be seen.
+    let legs = scene.generations().1[0];
+    assert_eq!(scene.count("orphaned_handles", "").await?, legs as f64);
     Ok(())
 }
 
