@@ -56,9 +56,11 @@ impl<'a> Cell<'a> {
         let mut fleet =
             Fleet::start_with(self.pairs, self.pairs, |engine| fault::engines(self.fault, engine)).await?;
         fleet.expect_pinned(self.pinned);
-        // Health is left to the requests.
-        let router = fleet.router().arg("--probe-interval-ms").arg("3600000");
-        let router = fault::args(self.fault).iter().fold(router, |router, arg| router.arg(arg));
+        // Health is left to the requests; and none of them finds a probe's connection to an engine that has been killed
+        // meanwhile, which would leave open whether the engine has seen it.
+        let fixed = ["--probe-interval-ms", "3600000", "--pool-idle-ms", "1"];
+        let args = fixed.iter().chain(fault::args(self.fault));
+        let router = args.fold(fleet.router(), |router, arg| router.arg(arg));
         let router = router.start().await?;
         fault::inflict(self.fault, &fleet, self.stream).await?;
         let seen = match fault::client_leaves_at(self.fault) {

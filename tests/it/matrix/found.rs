@@ -30,6 +30,9 @@ pub(super) fn observed(seen: &str, fleet: &Fleet, metrics: &Samples) -> Vec<Stri
         let of = |value: &&str| times(value, sum(name, &format!("{key}=\"{value}\"")));
         listed(&values.iter().filter(hit).map(of).collect::<Vec<_>>())
     };
+    let failed = ["prefill", "decode"].into_iter();
+    // How often is not said: a probe may have found a dead engine as well.
+    let failed = failed.filter(|role| sum("instance_failures", &format!("role=\"{role}\"")) > 0.0);
     let handles = [("released", "released_handles_total"), ("orphaned", "orphaned_handles_total")];
     let handles = handles.iter().filter(|(_, name)| sum(name, "") > 0.0);
     let kinds = ["no_prefill_instance", "prefill_failed", "no_handle", "bad_handle", "late_handle"];
@@ -40,7 +43,7 @@ pub(super) fn observed(seen: &str, fleet: &Fleet, metrics: &Samples) -> Vec<Stri
         counted("fallbacks_total", "kind", &kinds),
         listed(&handles.map(|(word, name)| times(word, sum(name, ""))).collect::<Vec<_>>()),
         pinned.to_string(),
-        counted("instance_failures", "role", &["prefill", "decode"]),
+        listed(&failed.map(str::to_owned).collect::<Vec<_>>()),
         format!("{}+{}", legs(&fleet.prefill), legs(&fleet.decode)),
     ]
 }
