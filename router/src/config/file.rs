@@ -30,7 +30,7 @@ pub struct Settings {
     /// Instances with all that can be said of them; only in the file.
     #[arg(skip)]
     pub instance: Vec<InstanceTable>,
-    /// File of [[instance]] tables, TOML or JSON, that is read again whenever it changes
+    /// File of instance tables, TOML or JSON, that is read again whenever it changes
     #[arg(long, value_name = "FILE", env = "EDGE_ROUTER_INSTANCES_FILE")]
     pub instances_file: Option<PathBuf>,
     /// Name of which each address is a prefill instance, such as a headless service; may be given more than once
