@@ -46,11 +46,15 @@ pub struct Prefix<'a> {
 }
 
 impl Snapshot {
+    /// Instances that can take `phase` now, without those in `tried`.
+    pub fn available(&self, phase: Phase, tried: &[InstanceId]) -> impl Iterator<Item = &Arc<Instance>> {
+        self.serving(phase).filter(|i| i.is_available() && !tried.contains(&i.id()))
+    }
+
     /// Instances that can take `phase` now, without those in `tried`. The cached-token column is filled
     /// if `prefix` is given.
     pub fn choice(&self, phase: Phase, tried: &[InstanceId], prefix: Option<Prefix<'_>>) -> Choice {
-        let usable = |i: &&Arc<Instance>| i.is_available() && !tried.contains(&i.id());
-        let instances: Vec<_> = self.serving(phase).filter(usable).cloned().collect();
+        let instances: Vec<_> = self.available(phase, tried).cloned().collect();
         let mut candidates = Candidates::default();
         for instance in &instances {
             candidates.push(row(instance));

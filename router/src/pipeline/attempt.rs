@@ -88,8 +88,7 @@ impl Retries {
 
     /// Takes one more try of `phase`, if there is one left and an instance to try it on.
     pub(super) fn take(&mut self, app: &App, phase: Phase) -> bool {
-        let untried =
-            app.fleet.snapshot().serving(phase).any(|i| i.is_available() && !self.tried.contains(&i.id()));
+        let untried = app.fleet.snapshot().available(phase, &self.tried).next().is_some();
         untried && self.take_any(app, phase)
     }
 

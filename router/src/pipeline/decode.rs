@@ -1,5 +1,6 @@
 //! The decode leg: hands the KV cache over and gets the answer that the client will see.
 
+use edge_router_policy::connectors::KV_TRANSFER_PARAMS;
 use edge_router_policy::{Edit, Phase};
 use http::{Response, StatusCode};
 
@@ -16,8 +17,6 @@ use crate::upstream::{ResponseBody, SendError};
 
 /// The status of a decode engine that could not fetch the KV cache.
 const LOAD_FAILED: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
-
-const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
 /// How the decode leg ended.
 pub(super) enum Decoded {
@@ -44,14 +43,15 @@ pub(super) async fn run(
         let carries_handle = leg.edits.iter().any(|e| sets_params(e).is_some());
         let mut request = attempt.leg_request(&leg, &scheduled);
         request.repeatable = !carries_handle;
-        if let Some(handle) = handle.as_mut().filter(|_| carries_handle) {
+        let mut carried = handle.as_mut().filter(|_| carries_handle);
+        if let Some(handle) = &mut carried {
             handle.used();
         }
         let instance = scheduled.chosen.instance.clone();
         let sent = instance.pool().send(&request, attempt.app.config.timeouts.decode_head).await;
         match sent {
             Err(error) if error.never_sent() => {
-                if let Some(handle) = handle.as_mut().filter(|_| carries_handle) {
+                if let Some(handle) = carried {
                     handle.not_used_after_all();
                 }
                 failed(attempt, &scheduled, retries, error, false)?;
@@ -60,7 +60,7 @@ pub(super) async fn run(
                 }
             }
             Err(error) => {
-                if let Some(handle) = handle.as_mut().filter(|_| carries_handle) {
+                if let Some(handle) = carried {
                     handle.turned_away();
                 }
                 failed(attempt, &scheduled, retries, error, true)?;
@@ -68,8 +68,7 @@ pub(super) async fn run(
             }
             Ok(response) => {
                 scheduled.in_flight.answered();
-                let handle = handle.as_mut().filter(|_| carries_handle);
-                return answered(attempt, scheduled, retries, response, carries_handle, handle).await;
+                return answered(attempt, scheduled, retries, response, carries_handle, carried).await;
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The prefill leg: computes the prompt's KV cache on one instance and brings back its handle.
 
+use edge_router_policy::connectors::KV_TRANSFER_PARAMS;
 use edge_router_policy::{Handoff, Phase};
 use http::StatusCode;
 use tokio::time::Instant;
@@ -118,7 +119,7 @@ async fn leg(attempt: &mut Attempt<'_>, mut scheduled: Scheduled) -> Result<LegE
 /// What prefill hands over. Without KV transfer params there may still be something to fetch, for
 /// connectors that find it by the prompt; the policy knows.
 fn handle(attempt: &Attempt<'_>, answer: Object) -> Prefilled {
-    let params = answer.get("kv_transfer_params").filter(|p| !["null", "{}"].contains(p)).map(str::to_owned);
+    let params = answer.get(KV_TRANSFER_PARAMS).filter(|p| !["null", "{}"].contains(p)).map(str::to_owned);
     attempt.facts.set_prefill_answer(answer);
     match params {
         Some(params) => {

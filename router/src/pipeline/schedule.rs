@@ -61,7 +61,7 @@ pub(super) fn schedule(
 /// Why not.
 pub(super) fn can_schedule(attempt: &Attempt<'_>, phase: Phase, tried: &[InstanceId]) -> Result<(), Error> {
     let snapshot = attempt.app.fleet.snapshot();
-    if snapshot.serving(phase).any(|i| i.is_available() && !tried.contains(&i.id())) {
+    if snapshot.available(phase, tried).next().is_some() {
         return Ok(());
     }
     Err(Error::NoInstance { phase, why: why(&snapshot, phase, tried) })
