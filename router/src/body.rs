@@ -5,6 +5,7 @@
 
 pub mod prompt;
 pub mod read;
+pub mod rename;
 pub mod scan;
 pub mod splice;
 pub mod sse;

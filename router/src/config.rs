@@ -65,6 +65,21 @@ pub struct Lease {
     pub margin: Duration,
 }
 
+impl Lease {
+    /// Of an instance whose labels may say otherwise: `kv_lease_s` and `kv_lease_margin_s`, in seconds. A
+    /// label that is no number counts as absent; of a short lease at most half is margin.
+    #[must_use]
+    pub fn labelled(self, labels: &[(String, String)]) -> Self {
+        let seconds = |name: &str| {
+            let (_, value) = labels.iter().find(|(label, _)| label == name)?;
+            value.trim().parse().ok().map(Duration::from_secs)
+        };
+        let duration = seconds("kv_lease_s").unwrap_or(self.duration);
+        let margin = seconds("kv_lease_margin_s").unwrap_or(self.margin);
+        Self { duration, margin: margin.min(duration / 2) }
+    }
+}
+
 /// Shutting down.
 #[derive(Debug, Clone, Copy)]
 pub struct Drain {
@@ -111,4 +126,23 @@ pub struct Config {
     pub engine_auth: Option<HeaderValue>,
     /// Shutting down.
     pub drain: Drain,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_say_how_long_an_instance_keeps_a_kv_cache() {
+        let seconds = |lease: Lease| (lease.duration.as_secs(), lease.margin.as_secs());
+        let usual = Lease { duration: Duration::from_secs(30), margin: Duration::from_secs(10) };
+        let labelled = |labels: &[(&str, &str)]| {
+            let labels: Vec<_> = labels.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+            seconds(usual.labelled(&labels))
+        };
+        assert_eq!(labelled(&[]), (30, 10));
+        assert_eq!(labelled(&[("kv_lease_s", "480"), ("kv_lease_margin_s", "20")]), (480, 20));
+        assert_eq!(labelled(&[("kv_lease_s", "8")]), (8, 4));
+        assert_eq!(labelled(&[("kv_lease_s", "soon")]), (30, 10));
+    }
 }

@@ -6,6 +6,6 @@ mod guard;
 mod handle;
 mod release;
 
-pub use guard::{Unsafe, check};
+pub use guard::{Unsafe, check_decode, check_prefill, keeps_by_name};
 pub use handle::Handle;
 pub use release::Releaser;

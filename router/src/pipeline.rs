@@ -15,6 +15,7 @@ mod parse;
 mod prefill;
 mod schedule;
 mod stream;
+mod together;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -53,6 +54,8 @@ pub async fn handle(
             Prefilled::Handle(handle) => Some(handle),
             Prefilled::Skipped => None,
             Prefilled::Refused(answer) => return Ok(answer.for_client()),
+            Prefilled::Decoded(Decoded::Answer(answer)) => return Ok(answer.for_client()),
+            Prefilled::Decoded(Decoded::TryAgain) => continue,
         };
         match decode::run(&mut attempt, handle, &mut retries).await? {
             Decoded::Answer(answer) => return Ok(answer.for_client()),

@@ -7,6 +7,7 @@
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 
+use super::rename::Rename;
 use super::scan::Object;
 use super::splice::splice;
 use edge_router_policy::Edit;
@@ -27,9 +28,15 @@ pub struct EventFilter {
     /// Inside an event that was too long to hold.
     oversized: bool,
     usage: Option<Bytes>,
+    rename: Option<Rename>,
 }
 
 impl EventFilter {
+    /// One that also replaces an id.
+    pub fn renaming(rename: Option<Rename>) -> Self {
+        Self { rename, ..Self::default() }
+    }
+
     /// Takes a frame and returns what can go on now.
     pub fn push(&mut self, frame: Bytes) -> Bytes {
         if self.partial.is_empty() && !self.oversized && ends_event(&frame) {
@@ -63,7 +70,9 @@ impl EventFilter {
             }
             None if self.partial.len() > MAX_EVENT => {
                 self.oversized = true;
-                self.partial.split().freeze()
+                let beginning = self.partial.split().freeze();
+                // Ids stand at the beginning.
+                self.pass(beginning)
             }
             None => Bytes::new(),
         }
@@ -74,7 +83,11 @@ impl EventFilter {
         if memmem::find(&events, USAGE).is_some() {
             self.usage = Some(events.clone());
         }
-        if has_private_field(&events) { scrub(&events) } else { events }
+        let events = if has_private_field(&events) { scrub(&events) } else { events };
+        match &self.rename {
+            Some(rename) => rename.apply(events),
+            None => events,
+        }
     }
 }
 

@@ -31,6 +31,11 @@ impl InstanceSpec {
     pub fn new(role: Role, address: String) -> Self {
         Self { role, address, dp_size: 1, tp_size: 1, labels: Vec::new() }
     }
+
+    /// The label `name`, if the instance has it.
+    pub fn label(&self, name: &str) -> Option<&str> {
+        self.labels.iter().find(|(label, _)| label == name).map(|(_, value)| value.as_str())
+    }
 }
 
 /// Checks `host:port`, with or without `http://` in front and `/` behind; the host may be a name, an

@@ -11,7 +11,7 @@ use crate::config::Lease;
 /// What prefill returned. Used once, within its lease; given back if it never is.
 #[derive(Debug)]
 pub struct Handle {
-    params: Bytes,
+    params: Option<Bytes>,
     received: Instant,
     lease: Lease,
     releaser: Arc<Releaser>,
@@ -31,14 +31,15 @@ enum Fate {
 }
 
 impl Handle {
-    /// A handle that arrived now. `params` is JSON text.
-    pub fn new(params: Bytes, lease: Lease, releaser: Arc<Releaser>) -> Self {
+    /// A handle that arrived now. `params` is JSON text; `None` where the engine keeps the KV cache under a
+    /// name that it was given.
+    pub fn new(params: Option<Bytes>, lease: Lease, releaser: Arc<Releaser>) -> Self {
         Self { params, received: Instant::now(), lease, releaser, fate: Fate::Unused }
     }
 
-    /// The JSON text.
+    /// The JSON text, if prefill returned any.
     pub fn params(&self) -> Option<&str> {
-        std::str::from_utf8(&self.params).ok()
+        std::str::from_utf8(self.params.as_ref()?).ok()
     }
 
     /// Whether decode can still be sent there. The lease began inside prefill, a little before its
@@ -69,7 +70,7 @@ impl Drop for Handle {
         let expired = self.received.elapsed() >= self.lease.duration;
         match self.fate {
             Fate::Used => {}
-            Fate::Unused if !expired => self.releaser.release(&self.params),
+            Fate::Unused if !expired => self.releaser.release(self.params.as_ref()),
             // Prefill would be told twice, and count it as a sign of a KV cache read too late.
             Fate::Unused | Fate::TurnedAway => self.releaser.orphaned(),
         }
@@ -92,7 +93,7 @@ mod tests {
 
     fn handle(releaser: &Arc<Releaser>) -> Handle {
         let lease = Lease { duration: Duration::from_secs(30), margin: Duration::from_secs(10) };
-        Handle::new(Bytes::from_static(b"{}"), lease, Arc::clone(releaser))
+        Handle::new(Some(Bytes::from_static(b"{}")), lease, Arc::clone(releaser))
     }
 
     fn orphans(metrics: &Metrics) -> bool {

@@ -45,8 +45,9 @@ impl Releaser {
 
     /// Nobody will fetch what `params` name. Gives it back in the background, or counts an orphan where
     /// that can't be done: without whole coordinates no engine can be told anything.
-    pub(super) fn release(self: &Arc<Self>, params: &Bytes) {
-        let usable = std::str::from_utf8(params).ok().filter(|params| nixl::usable(params).is_ok());
+    pub(super) fn release(self: &Arc<Self>, params: Option<&Bytes>) {
+        let text = params.and_then(|params| std::str::from_utf8(params).ok());
+        let usable = text.filter(|params| nixl::usable(params).is_ok());
         match (usable.filter(|_| self.enabled), tokio::runtime::Handle::try_current()) {
             (Some(params), Ok(runtime)) => {
                 let body = refusable(params);

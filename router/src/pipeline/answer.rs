@@ -16,6 +16,7 @@ use super::homes::Expected;
 use super::opening::Opened;
 use super::stream::{BrokeOff, Stream};
 use crate::body::read::{ReadError, read_capped};
+use crate::body::rename::Rename;
 use crate::body::scan::Object;
 use crate::body::sse::{self, Usage};
 use crate::error::Error;
@@ -23,6 +24,16 @@ use crate::fleet::InFlight;
 
 /// An answer that is read whole may be this long: logprobs of a long answer run to tens of megabytes.
 const MAX_WHOLE: usize = 256 * 1024 * 1024;
+
+/// What to see to while an answer is read.
+pub(super) struct Watch {
+    /// Longest time without a frame.
+    pub(super) idle: Duration,
+    /// Waits for the id of a response that the engine keeps.
+    pub(super) expected: Option<Expected>,
+    /// An id that clients must not see.
+    pub(super) rename: Option<Rename>,
+}
 
 /// An answer that can be given to the client.
 pub(super) struct Answer {
@@ -52,26 +63,29 @@ impl Answer {
     pub(super) async fn receive(
         response: Response<Opened>,
         in_flight: InFlight,
-        idle: Duration,
-        expected: Option<Expected>,
+        watch: Watch,
     ) -> Result<Self, Error> {
         let (head, body) = response.into_parts();
         if is_event_stream(&head.headers) {
-            let stream = Stream::events(body, head.status, in_flight, idle, expected);
+            let stream = Stream::events(body, head.status, in_flight, watch);
             return Ok(Self { head, body: Source::Stream(Box::new(stream)) });
         }
         if !content_type_is(&head.headers, "application/json") {
-            let stream = Stream::raw(body, head.status, in_flight, idle);
+            let stream = Stream::raw(body, head.status, in_flight, watch.idle);
             return Ok(Self { head, body: Source::Stream(Box::new(stream)) });
         }
         let health = in_flight.instance().health();
-        let bytes = whole(body, Phase::Decode, idle).await.inspect_err(|_| health.request_failed())?;
+        let bytes = whole(body, Phase::Decode, watch.idle).await.inspect_err(|_| health.request_failed())?;
         if !head.status.is_server_error() {
             health.request_succeeded();
         }
-        if let Some(expected) = expected {
+        if let Some(expected) = watch.expected {
             expected.seen_in(&bytes);
         }
+        let bytes = match watch.rename {
+            Some(rename) => rename.apply(bytes),
+            None => bytes,
+        };
         let (bytes, usage) = if head.status.is_success() { scrubbed(bytes) } else { (bytes, None) };
         Ok(Self { head, body: Source::Whole(bytes, usage) })
     }

@@ -10,6 +10,7 @@ use super::headers::{X_DATA_PARALLEL_RANK, X_REQUEST_ID};
 use super::parse::Parsed;
 use super::schedule::Scheduled;
 use crate::app::App;
+use crate::body::rename::Rename;
 use crate::body::splice::{Segments, splice};
 use crate::body::sse::PRIVATE_FIELDS;
 use crate::policy::{CheckedLeg, RequestFacts};
@@ -27,6 +28,8 @@ pub(super) struct Attempt<'a> {
     pub(super) decode_ahead: Option<Scheduled>,
     /// Whether prefill was told who will come: no other decode instance can use its handle.
     pub(super) paired: bool,
+    /// Where a policy gave the decode leg a request id that clients must not see.
+    pub(super) rename: Option<Rename>,
 }
 
 impl<'a> Attempt<'a> {
@@ -34,7 +37,22 @@ impl<'a> Attempt<'a> {
         let show_blocks = app.chain.facts().prefix_blocks;
         let id = account.next_engine_id();
         let facts = Arc::new(RequestFacts::new(Arc::clone(&parsed.client), id, show_blocks));
-        Self { app, parsed, account, facts, pair: Pair::default(), decode_ahead: None, paired: false }
+        Self {
+            app,
+            parsed,
+            account,
+            facts,
+            pair: Pair::default(),
+            decode_ahead: None,
+            paired: false,
+            rename: None,
+        }
+    }
+
+    /// Decode computes the prompt itself.
+    pub(super) fn go_without_prefill(&mut self) {
+        self.pair.prefill = None;
+        self.account.without_prefill();
     }
 
     /// The client's request as `leg` changes it, for the instance in `scheduled`.

@@ -1,19 +1,20 @@
 //! The decode leg: hands the KV cache over and gets the answer that the client will see.
 
-use edge_router_policy::connectors::KV_TRANSFER_PARAMS;
-use edge_router_policy::{Edit, Phase};
-use http::{Response, StatusCode};
+use edge_router_policy::{InstanceId, Phase};
+use http::StatusCode;
+use tokio::time::timeout;
 
-use super::answer::{Answer, is_event_stream};
+use super::answer::{Answer, Watch};
 use super::attempt::{Attempt, Retries};
 use super::homes::Expected;
-use super::opening::{self, Beginning};
+use super::opening::{Beginning, Listening};
 use super::schedule::{Scheduled, schedule};
+use crate::body::rename::Rename;
 use crate::error::Error;
 use crate::handoff::{self, Handle};
 use crate::metrics::Fallback;
-use crate::policy::CheckedLeg;
-use crate::upstream::{ResponseBody, SendError};
+use crate::policy::{CheckedLeg, Decided};
+use crate::upstream::{LegRequest, SendError};
 
 /// The status of a decode engine that could not fetch the KV cache.
 const LOAD_FAILED: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
@@ -40,38 +41,36 @@ pub(super) async fn run(
         attempt.pair.decode = Some(scheduled.chosen.placement());
         attempt.account.decode_at(&scheduled);
         let leg = merge(attempt, handle.as_ref());
-        let carries_handle = leg.edits.iter().any(|e| sets_params(e).is_some());
-        let mut request = attempt.leg_request(&leg, &scheduled);
-        request.repeatable = !carries_handle;
-        let mut carried = handle.as_mut().filter(|_| carries_handle);
+        let mut carried = handle.as_mut().filter(|_| leg.has_params());
         if let Some(handle) = &mut carried {
             handle.used();
         }
         let instance = scheduled.chosen.instance.clone();
-        let sent = instance.pool().send(&request, attempt.app.config.timeouts.decode_head).await;
-        match sent {
-            Err(error) if error.never_sent() => {
-                if let Some(handle) = carried {
-                    handle.not_used_after_all();
-                }
-                failed(attempt, &scheduled, retries, error, false)?;
-                if attempt.paired && handle.is_some() {
+        let request = request(attempt, &leg, &scheduled);
+        match instance.pool().send(&request, attempt.app.config.timeouts.decode_head).await {
+            Err(error) => {
+                let may_start_again = error.never_sent();
+                unanswered(attempt, &scheduled, retries, error, carried)?;
+                if !may_start_again || (attempt.paired && handle.is_some()) {
                     return Ok(Decoded::TryAgain);
                 }
             }
-            Err(error) => {
-                if let Some(handle) = carried {
-                    handle.turned_away();
-                }
-                failed(attempt, &scheduled, retries, error, true)?;
-                return Ok(Decoded::TryAgain);
-            }
             Ok(response) => {
                 scheduled.in_flight.answered();
-                return answered(attempt, scheduled, retries, response, carries_handle, carried).await;
+                let leg =
+                    Begun { scheduled, carries_params: leg.has_params(), answer: Listening::to(response) };
+                return answered(attempt, leg, retries, carried).await;
             }
         }
     }
+}
+
+/// The leg as it goes to the instance in `scheduled`.
+pub(super) fn request(attempt: &mut Attempt<'_>, leg: &CheckedLeg, scheduled: &Scheduled) -> LegRequest {
+    let mut request = attempt.leg_request(leg, scheduled);
+    request.repeatable = !leg.has_params();
+    attempt.rename = leg.request_id().map(|theirs| Rename::new(theirs.as_bytes(), &attempt.facts.id));
+    request
 }
 
 /// A decode instance other than the one that ran prefill, if there is another.
@@ -98,25 +97,63 @@ fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
     }
     let params = handle.and_then(Handle::params);
     let decided = app.chain.merge_kv_params(&attempt.facts, attempt.pair, params, &app.fleet.snapshot());
-    let mut leg = decided.value;
-    let unsafe_params = leg.edits.iter().filter_map(sets_params).find_map(|p| handoff::check(p).err());
-    if let Some(danger) = unsafe_params {
-        attempt.account.unsafe_handle(&decided.by, &danger);
-        leg.edits.retain(|e| sets_params(e).is_none());
-    } else if decided.built_in && leg.edits.is_empty() {
-        // A policy that leaves the body plain may have its reason: some connectors find the KV cache by the
-        // prompt.
-        let why = if params.is_some() { Fallback::BadHandle } else { Fallback::NoHandle };
-        attempt.account.fell_back(why, None);
+    let (by_policy, empty) = (!decided.built_in, decided.value.edits.is_empty());
+    match checked(attempt, decided) {
+        Ok(leg) => {
+            // A policy that leaves the body plain may have its reason: some connectors find the KV cache by
+            // the prompt.
+            if empty && !by_policy {
+                let why = if params.is_some() { Fallback::BadHandle } else { Fallback::NoHandle };
+                attempt.account.fell_back(why, None);
+            }
+            leg
+        }
+        Err(mut leg) => {
+            leg.drop_params();
+            leg
+        }
     }
-    leg
 }
 
-fn sets_params(edit: &Edit) -> Option<&str> {
-    match edit {
-        Edit::Set { name, value } if name == KV_TRANSFER_PARAMS => Some(value),
-        _ => None,
+/// The leg to be sent together with prefill's, if the policies can make one before prefill has answered.
+pub(super) fn merge_ahead(attempt: &Attempt<'_>) -> Option<CheckedLeg> {
+    if attempt.pair.prefill.map(|p| p.instance) == attempt.pair.decode.map(|p| p.instance) {
+        return None;
     }
+    let app = attempt.app;
+    let decided = app.chain.merge_kv_params(&attempt.facts, attempt.pair, None, &app.fleet.snapshot());
+    checked(attempt, decided).ok().filter(CheckedLeg::has_params)
+}
+
+/// The leg, unless its params could harm the engine.
+fn checked(attempt: &Attempt<'_>, decided: Decided<CheckedLeg>) -> Result<CheckedLeg, CheckedLeg> {
+    let leg = decided.value;
+    let snapshot = attempt.app.fleet.snapshot();
+    let instance = attempt.pair.decode.and_then(|p| snapshot.get(p.instance));
+    let reads = instance.is_some_and(|i| i.spec().label("transfer_mode") == Some("READ"));
+    let danger = leg.params().find_map(|p| handoff::check_decode(p, reads).err());
+    match danger {
+        Some(danger) => {
+            attempt.account.unsafe_handle(&decided.by, &danger);
+            Err(leg)
+        }
+        None => Ok(leg),
+    }
+}
+
+/// No answer came. `Ok` if the request may be tried again.
+pub(super) fn unanswered(
+    attempt: &mut Attempt<'_>,
+    scheduled: &Scheduled,
+    retries: &mut Retries,
+    source: SendError,
+    carried: Option<&mut Handle>,
+) -> Result<(), Error> {
+    let never_sent = source.never_sent();
+    if let Some(handle) = carried {
+        if never_sent { handle.not_used_after_all() } else { handle.turned_away() }
+    }
+    failed(attempt, scheduled, retries, source, !never_sent)
 }
 
 /// The leg failed without an answer. `Ok` if the request may be tried again.
@@ -143,28 +180,37 @@ fn failed(
     if again { Ok(()) } else { Err(error) }
 }
 
+/// A leg whose answer has begun.
+pub(super) struct Begun {
+    pub(super) scheduled: Scheduled,
+    pub(super) carries_params: bool,
+    pub(super) answer: Listening,
+}
+
 /// The engine has answered, one way or another.
-async fn answered(
+pub(super) async fn answered(
     attempt: &mut Attempt<'_>,
-    scheduled: Scheduled,
+    leg: Begun,
     retries: &mut Retries,
-    response: Response<ResponseBody>,
-    carried_handle: bool,
     mut handle: Option<&mut Handle>,
 ) -> Result<Decoded, Error> {
-    let (instance, status) = (scheduled.chosen.instance.clone(), response.status());
+    let Begun { scheduled, carries_params, answer } = leg;
+    let (instance, status) = (scheduled.chosen.instance.clone(), answer.status());
     if let Some(handle) = handle.as_deref_mut().filter(|_| status.is_server_error()) {
         handle.turned_away();
     }
-    if may_start_over(attempt, retries, &scheduled, status, carried_handle) {
+    if may_start_over(attempt, retries, &scheduled, status, carries_params) {
         attempt.account.leg_failed(&Error::Refused { phase: Phase::Decode, status });
         return Ok(Decoded::TryAgain);
     }
-    let received = match begin(attempt, response, carried_handle).await {
+    let received = match begin(attempt, answer, carries_params).await {
         Ok(Beginning::Speaks(response)) => {
-            let idle = attempt.app.config.timeouts.stream_idle;
-            let expected = attempt.parsed.stateful.then(|| Expected::new(&attempt.app.homes, instance.id()));
-            Answer::receive(response, scheduled.in_flight, idle, expected).await
+            let watch = Watch {
+                idle: attempt.app.config.timeouts.stream_idle,
+                expected: attempt.parsed.stateful.then(|| Expected::new(&attempt.app.homes, instance.id())),
+                rename: attempt.rename.take(),
+            };
+            Answer::receive(response, scheduled.in_flight, watch).await
         }
         Ok(Beginning::Fails(answer)) => {
             let status = answer.status();
@@ -172,7 +218,7 @@ async fn answered(
                 handle.turned_away();
             }
             let again = status.is_server_error()
-                && may_start_over(attempt, retries, &scheduled, LOAD_FAILED, carried_handle);
+                && may_start_over(attempt, retries, &scheduled, LOAD_FAILED, carries_params);
             if again {
                 attempt.account.leg_failed(&Error::Refused { phase: Phase::Decode, status });
             }
@@ -186,26 +232,37 @@ async fn answered(
     match received {
         Ok(answer) => Ok(Decoded::Answer(answer)),
         Err(error) => {
-            retries.failed(instance.id());
-            attempt.account.leg_failed(&error);
-            if retries.take(attempt.app, Phase::Decode) { Ok(Decoded::TryAgain) } else { Err(error) }
+            lost(attempt, instance.id(), retries, error)?;
+            Ok(Decoded::TryAgain)
         }
     }
+}
+
+/// The answer broke off before anything of it was sent to the client. `Ok` if the request may be tried
+/// again.
+pub(super) fn lost(
+    attempt: &mut Attempt<'_>,
+    instance: InstanceId,
+    retries: &mut Retries,
+    error: Error,
+) -> Result<(), Error> {
+    retries.failed(instance);
+    attempt.account.leg_failed(&error);
+    if retries.take(attempt.app, Phase::Decode) { Ok(()) } else { Err(error) }
 }
 
 /// Waits, where the operator wants it, until a stream that needs a KV cache has begun in earnest.
 async fn begin(
     attempt: &Attempt<'_>,
-    response: Response<ResponseBody>,
-    carried_handle: bool,
+    mut answer: Listening,
+    carries_params: bool,
 ) -> Result<Beginning, Error> {
     let limit = attempt.app.config.timeouts.hold_opening;
-    let holds = carried_handle && response.status() == StatusCode::OK && is_event_stream(response.headers());
-    if !holds || limit.is_zero() {
-        return Ok(Beginning::Speaks(response.map(Into::into)));
+    if carries_params && !limit.is_zero() && answer.may_fail() {
+        let cut = |source| Error::Cut { phase: Phase::Decode, source: Box::new(source) };
+        timeout(limit, answer.listen()).await.unwrap_or(Ok(())).map_err(cut)?;
     }
-    let cut = |source| Error::Cut { phase: Phase::Decode, source: Box::new(source) };
-    opening::hold(response, limit).await.map_err(cut)
+    Ok(answer.end())
 }
 
 /// Whether the engine has refused the request at the door: it is well, and has fetched nothing.
@@ -221,7 +278,7 @@ fn may_start_over(
     retries: &mut Retries,
     scheduled: &Scheduled,
     status: StatusCode,
-    carried_handle: bool,
+    carries_params: bool,
 ) -> bool {
     let instance = &scheduled.chosen.instance;
     match (status, attempt.pair.prefill) {
@@ -229,7 +286,7 @@ fn may_start_over(
             retries.failed(instance.id());
             retries.take(attempt.app, Phase::Decode)
         }
-        (LOAD_FAILED, Some(prefill)) if carried_handle => {
+        (LOAD_FAILED, Some(prefill)) if carries_params => {
             retries.failed(prefill.instance);
             retries.take_any(attempt.app, Phase::Decode)
         }

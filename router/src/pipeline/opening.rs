@@ -6,7 +6,6 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
@@ -16,9 +15,8 @@ use http_body_util::BodyExt as _;
 use memchr::memchr;
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::time::{Instant, timeout_at};
 
-use super::answer::Answer;
+use super::answer::{Answer, is_event_stream};
 use crate::upstream::ResponseBody;
 
 /// No more than this is held back.
@@ -29,29 +27,53 @@ const PLACE: [&str; 2] = ["index", "role"];
 
 /// How a stream begins.
 pub(super) enum Beginning {
-    /// With a word, or with nothing for longer than it could be held.
+    /// With a word, or with nothing for as long as it was listened to.
     Speaks(Response<Opened>),
     /// With an error: the client may be given it as an answer.
     Fails(Answer),
 }
 
-/// Waits for the first word of an event stream, at most for `limit`.
-///
-/// # Errors
-/// If the connection breaks meanwhile.
-pub(super) async fn hold(
-    response: Response<ResponseBody>,
-    limit: Duration,
-) -> Result<Beginning, hyper::Error> {
-    let (mut head, mut body) = response.into_parts();
-    let heard = listen(&mut body, limit).await?;
-    if let Verdict::Fails { status, json } = heard.verdict {
-        head.status = status;
-        head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        return Ok(Beginning::Fails(Answer::whole(head, json)));
+/// An answer whose opening can be listened to.
+pub(super) struct Listening {
+    head: http::response::Parts,
+    body: ResponseBody,
+    heard: Heard,
+}
+
+impl Listening {
+    pub(super) fn to(response: Response<ResponseBody>) -> Self {
+        let (head, body) = response.into_parts();
+        Self { head, body, heard: Heard::default() }
     }
-    let opened = Opened { held: heard.held, rest: (!heard.ended).then_some(body) };
-    Ok(Beginning::Speaks(Response::from_parts(head, opened)))
+
+    pub(super) fn status(&self) -> StatusCode {
+        self.head.status
+    }
+
+    /// Whether it is an event stream that an engine has begun, which may yet turn out to be an error.
+    pub(super) fn may_fail(&self) -> bool {
+        self.head.status == StatusCode::OK && is_event_stream(&self.head.headers)
+    }
+
+    /// Waits for the first word. What came before it is kept: this can be given up and taken up again.
+    ///
+    /// # Errors
+    /// If the connection breaks meanwhile.
+    pub(super) async fn listen(&mut self) -> Result<(), hyper::Error> {
+        self.heard.listen(&mut self.body).await
+    }
+
+    /// What came of it so far.
+    pub(super) fn end(mut self) -> Beginning {
+        if let Verdict::Fails { status, json } = self.heard.verdict {
+            self.head.status = status;
+            self.head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            return Beginning::Fails(Answer::whole(self.head, json));
+        }
+        let Heard { opening, ended, .. } = self.heard;
+        let opened = Opened { held: opening.held.freeze(), rest: (!ended).then_some(self.body) };
+        Beginning::Speaks(Response::from_parts(self.head, opened))
+    }
 }
 
 /// The body of an answer whose beginning may have been read already.
@@ -59,12 +81,6 @@ pub(super) async fn hold(
 pub(super) struct Opened {
     held: Bytes,
     rest: Option<ResponseBody>,
-}
-
-impl From<ResponseBody> for Opened {
-    fn from(body: ResponseBody) -> Self {
-        Self { held: Bytes::new(), rest: Some(body) }
-    }
 }
 
 impl Body for Opened {
@@ -96,40 +112,39 @@ impl Body for Opened {
     }
 }
 
-/// What came until there was something to go by.
+/// What was heard so far.
+#[derive(Default)]
 struct Heard {
+    opening: Opening,
     verdict: Verdict,
-    held: Bytes,
     ended: bool,
 }
 
-async fn listen<B>(body: &mut B, limit: Duration) -> Result<Heard, B::Error>
-where
-    B: Body<Data = Bytes> + Unpin,
-{
-    let deadline = Instant::now() + limit;
-    let (mut opening, mut verdict, mut ended) = (Opening::default(), Verdict::Silent, false);
-    while let Verdict::Silent = verdict {
-        match timeout_at(deadline, body.frame()).await {
-            Err(_) => break,
-            Ok(None) => {
-                ended = true;
-                break;
-            }
-            Ok(Some(frame)) => {
-                if let Ok(data) = frame?.into_data() {
-                    verdict = opening.push(&data);
+impl Heard {
+    /// Reads on until there is something to go by, or the end. Nothing is lost if it is dropped meanwhile.
+    async fn listen<B>(&mut self, body: &mut B) -> Result<(), B::Error>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        while self.verdict == Verdict::Silent && !self.ended {
+            match body.frame().await {
+                None => self.ended = true,
+                Some(frame) => {
+                    if let Ok(data) = frame?.into_data() {
+                        self.verdict = self.opening.push(&data);
+                    }
                 }
             }
         }
+        Ok(())
     }
-    Ok(Heard { verdict, held: opening.held.freeze(), ended })
 }
 
 /// What the opening amounts to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Verdict {
     /// Nothing was said so far.
+    #[default]
     Silent,
     /// Something was said, or it was too long to wait for more.
     Speaks,

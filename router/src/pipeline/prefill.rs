@@ -1,19 +1,23 @@
 //! The prefill leg: computes the prompt's KV cache on one instance and brings back its handle.
 
 use edge_router_policy::connectors::KV_TRANSFER_PARAMS;
-use edge_router_policy::{Handoff, Phase};
+use edge_router_policy::{Handoff, InstanceId, Phase};
 use http::StatusCode;
+use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::answer::{self, Answer};
 use super::attempt::{Attempt, Retries};
-use super::decode;
+use super::decode::{self, Decoded};
 use super::schedule::{Scheduled, can_schedule, schedule};
+use super::together::{self, Ran};
+use crate::app::App;
 use crate::body::scan::Object;
 use crate::config::WithoutPrefill;
 use crate::error::{Error, Unavailable};
-use crate::handoff::Handle;
+use crate::handoff::{self, Handle};
 use crate::metrics::Fallback;
+use crate::upstream::LegRequest;
 
 /// How the prefill leg ended.
 pub(super) enum Prefilled {
@@ -23,6 +27,8 @@ pub(super) enum Prefilled {
     Skipped,
     /// The engine refused the request; the client gets its answer.
     Refused(Answer),
+    /// The decode leg ran together with it.
+    Decoded(Decoded),
 }
 
 /// Runs the leg, on other instances if one fails.
@@ -38,30 +44,28 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
             Err(error) => return without(attempt, Fallback::NoPrefill, error),
         };
         attempt.pair.prefill = Some(scheduled.chosen.placement());
-        if attempt.app.chain.handoff() == Handoff::SerialPaired && attempt.decode_ahead.is_none() {
+        if attempt.app.chain.handoff() != Handoff::Serial && attempt.decode_ahead.is_none() {
             let decode = decode::choose(attempt, retries)?;
             attempt.paired = true;
             attempt.pair.decode = Some(decode.chosen.placement());
             attempt.decode_ahead = Some(decode);
         }
-        let (id, started) = (scheduled.chosen.instance.id(), Instant::now());
-        let end = leg(attempt, scheduled).await;
-        attempt.account.prefill_done(started.elapsed());
-        let error = match end {
-            Ok(LegEnd::Answered(answer)) => {
-                attempt.app.metrics.request.prefilled(started.elapsed());
-                return Ok(handle(attempt, answer));
-            }
-            Ok(LegEnd::Refused(answer)) => return Ok(Prefilled::Refused(answer)),
-            Ok(LegEnd::Overloaded) => {
-                Error::NoInstance { phase: Phase::Prefill, why: Unavailable::Saturated }
-            }
-            Err(error) => error,
+        let Some(leg) = PrefillLeg::prepare(attempt, scheduled) else {
+            attempt.go_without_prefill();
+            return Ok(Prefilled::Skipped);
         };
-        retries.failed(id);
-        attempt.account.leg_failed(&error);
-        if !retries.take(attempt.app, Phase::Prefill) {
-            return without(attempt, Fallback::PrefillFailed, error);
+        let leg = match together::run(attempt, leg, retries).await? {
+            Ran::Together(end) => return Ok(end),
+            Ran::OneAfterTheOther(leg) => leg,
+        };
+        let sent = leg.sent();
+        let end = leg.send(attempt.app).await;
+        match settle(attempt, retries, &sent, end) {
+            Ok(end) => return Ok(end),
+            Err(error) if !retries.take(attempt.app, Phase::Prefill) => {
+                return without(attempt, Fallback::PrefillFailed, error);
+            }
+            Err(_) => {}
         }
     }
 }
@@ -74,69 +78,145 @@ fn has_pair(attempt: &Attempt<'_>) -> bool {
     prefill.any(|p| snapshot.serving(Phase::Decode).any(|d| d.id() != p.id()))
 }
 
-enum LegEnd {
+/// A leg that is ready to be sent.
+pub(super) struct PrefillLeg {
+    request: LegRequest,
+    scheduled: Scheduled,
+    keeps_by_name: bool,
+}
+
+/// What is to be remembered of a leg that was sent.
+pub(super) struct Sent {
+    instance: InstanceId,
+    pub(super) at: Instant,
+    keeps_by_name: bool,
+}
+
+impl PrefillLeg {
+    /// The leg as the policies want it. `None` if the engine could die of it.
+    fn prepare(attempt: &mut Attempt<'_>, scheduled: Scheduled) -> Option<Self> {
+        let app = attempt.app;
+        attempt.account.prefill_at(&scheduled);
+        let decided = app.chain.rewrite_prefill(&attempt.facts, attempt.pair, &app.fleet.snapshot());
+        let leg = decided.value;
+        if let Some(danger) = leg.params().find_map(|p| handoff::check_prefill(p).err()) {
+            attempt.account.unsafe_handle(&decided.by, &danger);
+            return None;
+        }
+        let keeps_by_name = leg.params().next_back().is_some_and(handoff::keeps_by_name);
+        Some(Self { request: attempt.leg_request(&leg, &scheduled), scheduled, keeps_by_name })
+    }
+
+    pub(super) fn sent(&self) -> Sent {
+        let instance = self.scheduled.chosen.instance.id();
+        Sent { instance, at: Instant::now(), keeps_by_name: self.keeps_by_name }
+    }
+
+    /// Sends the leg to the instance and reads its answer.
+    pub(super) async fn send(mut self, app: &App) -> Result<LegEnd, Error> {
+        let instance = &self.scheduled.chosen.instance;
+        let (limit, started) = (app.config.timeouts.prefill, Instant::now());
+        let response = instance.pool().send(&self.request, limit).await.map_err(|source| {
+            instance.health().request_failed();
+            Error::Leg { phase: Phase::Prefill, source }
+        })?;
+        let status = response.status();
+        self.scheduled.in_flight.answered();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            return Ok(LegEnd::Overloaded);
+        }
+        if status.is_server_error() {
+            instance.health().request_failed();
+            return Err(Error::Refused { phase: Phase::Prefill, status });
+        }
+        let (head, body) = response.into_parts();
+        let body = answer::whole(body, Phase::Prefill, limit.saturating_sub(started.elapsed()))
+            .await
+            .inspect_err(|_| {
+                instance.health().request_failed();
+            })?;
+        instance.health().request_succeeded();
+        if !status.is_success() {
+            return Ok(LegEnd::Refused(Answer::whole(head, body)));
+        }
+        let cut = |e| Error::Cut { phase: Phase::Prefill, source: Box::new(e) };
+        Object::scan(body).map(LegEnd::Answered).map_err(cut)
+    }
+}
+
+/// How the engine has answered.
+pub(super) enum LegEnd {
     Answered(Object),
     Refused(Answer),
     /// 503: the engine is well, but takes nothing more at the moment.
     Overloaded,
 }
 
-/// Sends the leg to the instance and reads its answer.
-async fn leg(attempt: &mut Attempt<'_>, mut scheduled: Scheduled) -> Result<LegEnd, Error> {
-    let app = attempt.app;
-    attempt.account.prefill_at(&scheduled);
-    let leg = app.chain.rewrite_prefill(&attempt.facts, attempt.pair, &app.fleet.snapshot()).value;
-    let request = attempt.leg_request(&leg, &scheduled);
-    let instance = scheduled.chosen.instance.clone();
-    let (limit, started) = (app.config.timeouts.prefill, Instant::now());
-    let response = instance.pool().send(&request, limit).await.map_err(|source| {
-        instance.health().request_failed();
-        Error::Leg { phase: Phase::Prefill, source }
-    })?;
-    let status = response.status();
-    scheduled.in_flight.answered();
-    if status == StatusCode::SERVICE_UNAVAILABLE {
-        return Ok(LegEnd::Overloaded);
-    }
-    if status.is_server_error() {
-        instance.health().request_failed();
-        return Err(Error::Refused { phase: Phase::Prefill, status });
-    }
-    let (head, body) = response.into_parts();
-    let body = answer::whole(body, Phase::Prefill, limit.saturating_sub(started.elapsed()))
-        .await
-        .inspect_err(|_| {
-            instance.health().request_failed();
-        })?;
-    instance.health().request_succeeded();
-    if !status.is_success() {
-        return Ok(LegEnd::Refused(Answer::whole(head, body)));
-    }
-    let object = Object::scan(body).map_err(|e| Error::Cut { phase: Phase::Prefill, source: Box::new(e) })?;
-    Ok(LegEnd::Answered(object))
+/// Takes note of how a leg ended.
+///
+/// # Errors
+/// If the instance has failed the request; another may be tried.
+pub(super) fn settle(
+    attempt: &mut Attempt<'_>,
+    retries: &mut Retries,
+    sent: &Sent,
+    end: Result<LegEnd, Error>,
+) -> Result<Prefilled, Error> {
+    let took = sent.at.elapsed();
+    attempt.account.prefill_done(took);
+    let error = match end {
+        Ok(LegEnd::Answered(answer)) => {
+            attempt.app.metrics.request.prefilled(took);
+            return Ok(handle(attempt, answer, sent));
+        }
+        Ok(LegEnd::Refused(answer)) => return Ok(Prefilled::Refused(answer)),
+        Ok(LegEnd::Overloaded) => Error::NoInstance { phase: Phase::Prefill, why: Unavailable::Saturated },
+        Err(error) => error,
+    };
+    retries.failed(sent.instance);
+    attempt.account.leg_failed(&error);
+    Err(error)
 }
 
 /// What prefill hands over. Without KV transfer params there may still be something to fetch, for
 /// connectors that find it by the prompt; the policy knows.
-fn handle(attempt: &Attempt<'_>, answer: Object) -> Prefilled {
+fn handle(attempt: &Attempt<'_>, answer: Object, sent: &Sent) -> Prefilled {
     let params = answer.get(KV_TRANSFER_PARAMS).filter(|p| !["null", "{}"].contains(p)).map(str::to_owned);
+    // Such an engine keeps nothing of a text that came to its end at once (engine contract §0.4).
+    let kept_by_name = sent.keeps_by_name && ended_by_length(&answer);
     attempt.facts.set_prefill_answer(answer);
-    match params {
-        Some(params) => {
-            let releaser = attempt.app.releaser.clone();
-            Prefilled::Handle(Handle::new(params.into(), attempt.app.config.lease, releaser))
-        }
-        None => Prefilled::Skipped,
+    if params.is_none() && !kept_by_name {
+        return Prefilled::Skipped;
     }
+    let app = attempt.app;
+    let snapshot = app.fleet.snapshot();
+    let lease = match snapshot.get(sent.instance) {
+        Some(instance) => app.config.lease.labelled(&instance.spec().labels),
+        None => app.config.lease,
+    };
+    Prefilled::Handle(Handle::new(params.map(Into::into), lease, app.releaser.clone()))
+}
+
+fn ended_by_length(answer: &Object) -> bool {
+    #[derive(Deserialize)]
+    struct Choice {
+        finish_reason: Option<String>,
+    }
+    let choices = answer.get("choices").and_then(|text| serde_json::from_str::<Vec<Choice>>(text).ok());
+    let first = choices.and_then(|choices| choices.into_iter().next());
+    first.and_then(|choice| choice.finish_reason).is_some_and(|reason| reason == "length")
 }
 
 /// Goes on without a prefill leg, or gives up.
-fn without(attempt: &mut Attempt<'_>, fallback: Fallback, error: Error) -> Result<Prefilled, Error> {
+pub(super) fn without(
+    attempt: &mut Attempt<'_>,
+    fallback: Fallback,
+    error: Error,
+) -> Result<Prefilled, Error> {
     if attempt.app.config.without_prefill == WithoutPrefill::Reject {
         return Err(error);
     }
     attempt.account.fell_back(fallback, Some(&error));
-    attempt.pair.prefill = None;
-    attempt.account.without_prefill();
+    attempt.go_without_prefill();
     Ok(Prefilled::Skipped)
 }

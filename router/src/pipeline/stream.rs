@@ -15,6 +15,7 @@ use thiserror::Error;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::account::Account;
+use super::answer::Watch;
 use super::homes::Expected;
 use super::opening::Opened;
 use crate::body::sse::EventFilter;
@@ -65,14 +66,10 @@ enum State {
 
 impl Stream {
     /// An event stream.
-    pub(super) fn events(
-        body: Opened,
-        status: StatusCode,
-        in_flight: InFlight,
-        idle: Duration,
-        expected: Option<Expected>,
-    ) -> Self {
-        Self { filter: Some(EventFilter::default()), expected, ..Self::raw(body, status, in_flight, idle) }
+    pub(super) fn events(body: Opened, status: StatusCode, in_flight: InFlight, watch: Watch) -> Self {
+        let Watch { idle, expected, rename } = watch;
+        let filter = Some(EventFilter::renaming(rename));
+        Self { filter, expected, ..Self::raw(body, status, in_flight, idle) }
     }
 
     /// Something else.

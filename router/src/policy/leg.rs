@@ -1,5 +1,6 @@
 //! Checks what a policy wants to do to a leg before it is done.
 
+use edge_router_policy::connectors::KV_TRANSFER_PARAMS;
 use edge_router_policy::{Edit, Leg};
 use http::{HeaderName, HeaderValue};
 
@@ -17,6 +18,31 @@ pub struct CheckedLeg {
     pub edits: Vec<Edit>,
     /// Headers to add.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl CheckedLeg {
+    /// JSON texts that the leg's KV transfer params are set to; the last one counts.
+    pub fn params(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.edits.iter().filter_map(|edit| match edit {
+            Edit::Set { name, value } if name == KV_TRANSFER_PARAMS => Some(&**value),
+            _ => None,
+        })
+    }
+
+    /// Whether KV transfer params are sent with it.
+    pub fn has_params(&self) -> bool {
+        self.params().next_back().is_some_and(|params| params != "null")
+    }
+
+    /// Takes the KV transfer params out.
+    pub fn drop_params(&mut self) {
+        self.edits.retain(|edit| !matches!(edit, Edit::Set { name, .. } if name == KV_TRANSFER_PARAMS));
+    }
+
+    /// The request id that the policy wants in place of the router's.
+    pub fn request_id(&self) -> Option<&HeaderValue> {
+        self.headers.iter().rev().find(|(name, _)| name == "x-request-id").map(|(_, value)| value)
+    }
 }
 
 pub(super) fn check(leg: Leg) -> Result<CheckedLeg, Fault> {

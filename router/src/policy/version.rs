@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use edge_router_policy::{Handoff, Instance, Manifest};
+use edge_router_policy::{Instance, Manifest};
 use tokio::time::Instant;
 
 use super::component::{LoadError, Program};
@@ -197,10 +197,6 @@ fn checked(manifest: Manifest) -> Result<Manifest, LoadError> {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-');
     if !name_ok {
         return Err(LoadError::Manifest(format!("name {:?} is not 1 to 64 of [a-z0-9_-]", manifest.name)));
-    }
-    if manifest.handoff == Some(Handoff::Concurrent) {
-        let text = "it asks for the concurrent handoff, which this router does not offer; with serial-paired both instances are chosen first, too";
-        return Err(LoadError::Manifest(text.into()));
     }
     if manifest.version.len() > 64 {
         return Err(LoadError::Manifest("version is longer than 64 bytes".into()));
