@@ -26,6 +26,8 @@ pub trait RequestSource {
     fn prefix_blocks(&self) -> Vec<u64>;
     /// See [`Request::prefill_field`].
     fn prefill_field(&self, name: &str) -> Option<Cow<'_, str>>;
+    /// See [`Request::readback`].
+    fn readback(&self) -> Option<Cow<'_, str>>;
 }
 
 /// The request being routed. The body stays in the router: a policy asks for
@@ -99,6 +101,16 @@ impl<'a> Request<'a> {
     /// serial prefill. Values over 64 KiB read as absent.
     pub fn prefill_field(&self, name: &str) -> Option<Cow<'a, str>> {
         self.0.prefill_field(name)
+    }
+
+    /// While the prefill leg is rewritten: JSON text of the KV transfer params
+    /// with which the chosen prefill instance can read back what a decode
+    /// instance kept of the conversation's last turn. The router has made sure
+    /// that the prompt goes on from it, that it is the same client, and that
+    /// the instance can do so. Whoever sets it as `kv_transfer_params` uses it
+    /// up.
+    pub fn readback(&self) -> Option<Cow<'a, str>> {
+        self.0.readback()
     }
 }
 

@@ -10,10 +10,13 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use crate::config::{Config, WithoutPrefill};
 use crate::discovery::Discovery;
 use crate::fleet::{Fleet, HealthState};
-use crate::handoff::Releaser;
+use crate::handoff::{Readbacks, Releaser};
 use crate::metrics::Metrics;
 use crate::pipeline::Homes;
 use crate::policy::Chain;
+
+/// Bytes that what is known of kept KV caches may take.
+const MAX_READBACKS: usize = 64 << 20;
 
 /// The router's parts.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub struct App {
     pub outcomes: mpsc::Sender<Outcome>,
     /// Gives back what no decode instance fetches.
     pub releaser: Arc<Releaser>,
+    /// What decode instances keep for the next turn.
+    pub readbacks: Arc<Readbacks>,
     /// Where stored responses live.
     pub homes: Arc<Homes>,
     ids: Ids,
@@ -47,6 +52,7 @@ impl App {
         metrics: Arc<Metrics>,
         outcomes: mpsc::Sender<Outcome>,
     ) -> Self {
+        let readbacks = Readbacks::new(config.readback.ttl, MAX_READBACKS).into();
         let (auth, enabled) = (config.engine_auth.clone(), config.release_unused_kv);
         let releaser = Releaser::new(Arc::clone(&fleet), Arc::clone(&metrics), auth, enabled).into();
         Self {
@@ -57,6 +63,7 @@ impl App {
             metrics,
             outcomes,
             releaser,
+            readbacks,
             homes: Arc::default(),
             ids: Ids::default(),
             draining: AtomicBool::new(false),

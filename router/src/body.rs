@@ -8,4 +8,6 @@ pub mod read;
 pub mod rename;
 pub mod scan;
 pub mod splice;
+pub mod spoken;
 pub mod sse;
+pub mod turn;

@@ -80,6 +80,25 @@ impl Lease {
     }
 }
 
+/// What proves that a prompt goes on from the last turn, so that prefill may read back what decode kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum KvReadback {
+    /// Token ids, where the request consists of them.
+    Tokens,
+    /// Token ids; of chats, the messages, if not a byte was changed.
+    Messages,
+}
+
+/// Reading back what decode kept.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadbackSettings {
+    /// `None` reads nothing back.
+    pub mode: Option<KvReadback>,
+    /// How long after the turn (below decode's `decoder_kv_blocks_ttl`, 480 s in vLLM).
+    pub ttl: Duration,
+}
+
 /// Shutting down.
 #[derive(Debug, Clone, Copy)]
 pub struct Drain {
@@ -120,6 +139,8 @@ pub struct Config {
     pub release_unused_kv: bool,
     /// KV handles.
     pub lease: Lease,
+    /// KV caches of last turns.
+    pub readback: ReadbackSettings,
     /// Key of the admin API; `None` switches it off.
     pub admin_key: Option<String>,
     /// Sent to engines instead of the client's credentials.

@@ -13,6 +13,7 @@ mod homes;
 mod opening;
 mod parse;
 mod prefill;
+mod readback;
 mod schedule;
 mod stream;
 mod together;

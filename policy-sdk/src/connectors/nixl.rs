@@ -4,6 +4,8 @@
 //! Field names and rules follow vLLM 0.33 (`kv_connector/v1/nixl/`) and hold for
 //! the engines before it.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -25,8 +27,12 @@ const KEEP_FOR_DECODE: &str = r#"{"do_remote_decode":true,"do_remote_prefill":fa
 /// What shapes the prompt (`messages`, `tools`, `chat_template`, `cache_salt`,
 /// …) is left alone, so that both engines see the same one; so is
 /// `response_format`, which some chat templates render.
+///
+/// If a decode instance kept the KV cache of the conversation's last turn,
+/// prefill is told where: what decode returned asks it to keep the new one, too.
 pub fn prefill_leg(request: &Request<'_>) -> Leg {
-    single_token::leg(request, Token::Any).set(KV_TRANSFER_PARAMS, KEEP_FOR_DECODE)
+    let params = request.readback().map_or(KEEP_FOR_DECODE.into(), Cow::into_owned);
+    single_token::leg(request, Token::Any).set(KV_TRANSFER_PARAMS, params)
 }
 
 /// The decode leg: the client's body and what prefill returned, byte for byte.

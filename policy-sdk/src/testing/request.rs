@@ -19,6 +19,7 @@ pub struct TestRequest {
     prompt_tokens: u32,
     prefix_blocks: Vec<u64>,
     prefill_fields: BTreeMap<String, Box<RawValue>>,
+    readback: Option<String>,
 }
 
 /// A request to this endpoint, with an empty body.
@@ -33,6 +34,7 @@ pub fn request(endpoint: &str) -> TestRequest {
         prompt_tokens: 0,
         prefix_blocks: Vec::new(),
         prefill_fields: BTreeMap::new(),
+        readback: None,
     }
 }
 
@@ -54,6 +56,13 @@ impl TestRequest {
     #[must_use]
     pub fn prefill_answer(mut self, body: &str) -> Self {
         self.prefill_fields = top_level_fields(body);
+        self
+    }
+
+    /// KV transfer params that a decode instance kept of the last turn.
+    #[must_use]
+    pub fn readback(mut self, params: &str) -> Self {
+        self.readback = Some(params.to_owned());
         self
     }
 
@@ -147,5 +156,9 @@ impl RequestSource for TestRequest {
 
     fn prefill_field(&self, name: &str) -> Option<Cow<'_, str>> {
         self.prefill_fields.get(name).map(|value| Cow::Borrowed(value.get()))
+    }
+
+    fn readback(&self) -> Option<Cow<'_, str>> {
+        self.readback.as_deref().map(Cow::Borrowed)
     }
 }

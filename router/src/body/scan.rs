@@ -103,7 +103,7 @@ impl Object {
     }
 
     /// Name, span (with what separates it from its predecessor) and value range of member `i`.
-    pub(super) fn member(&self, i: usize) -> (&str, Range<usize>, Range<usize>) {
+    pub fn member(&self, i: usize) -> (&str, Range<usize>, Range<usize>) {
         let m = &self.members[i];
         (&m.name, m.span.clone(), m.value.clone())
     }

@@ -10,6 +10,7 @@ use memchr::memmem;
 use super::rename::Rename;
 use super::scan::Object;
 use super::splice::splice;
+use super::spoken::Spoken;
 use edge_router_policy::Edit;
 
 /// An event longer than this is passed on in pieces and unobserved.
@@ -29,12 +30,18 @@ pub struct EventFilter {
     oversized: bool,
     usage: Option<Bytes>,
     rename: Option<Rename>,
+    spoken: Option<Spoken>,
 }
 
 impl EventFilter {
-    /// One that also replaces an id.
-    pub fn renaming(rename: Option<Rename>) -> Self {
-        Self { rename, ..Self::default() }
+    /// One that also replaces an id, and listens to what is said if it `listens`.
+    pub fn new(rename: Option<Rename>, listens: bool) -> Self {
+        Self { rename, spoken: listens.then(Spoken::default), ..Self::default() }
+    }
+
+    /// What was said, if it was listened to.
+    pub fn spoken(&self) -> Option<&Spoken> {
+        self.spoken.as_ref()
     }
 
     /// Takes a frame and returns what can go on now.
@@ -70,6 +77,7 @@ impl EventFilter {
             }
             None if self.partial.len() > MAX_EVENT => {
                 self.oversized = true;
+                self.spoken.iter_mut().for_each(Spoken::missed);
                 let beginning = self.partial.split().freeze();
                 // Ids stand at the beginning.
                 self.pass(beginning)
@@ -82,6 +90,9 @@ impl EventFilter {
     fn pass(&mut self, events: Bytes) -> Bytes {
         if memmem::find(&events, USAGE).is_some() {
             self.usage = Some(events.clone());
+        }
+        if let Some(spoken) = &mut self.spoken {
+            spoken.hear_events(&events);
         }
         let events = if has_private_field(&events) { scrub(&events) } else { events };
         match &self.rename {

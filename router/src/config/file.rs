@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::{LogFormat, WithoutPrefill};
+use super::{KvReadback, LogFormat, WithoutPrefill};
 
 /// Settings from one source; what is absent is left to the next.
 #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
@@ -137,6 +137,13 @@ pub struct Settings {
     /// model that nobody serves; else they stay until the lease ends [default: true]
     #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "EDGE_ROUTER_RELEASE_UNUSED_KV")]
     pub release_unused_kv: Option<bool>,
+    /// Let prefill read back what decode kept of a conversation's last turn, if this proves that the prompt
+    /// goes on from it: token ids, or also equal messages [default: read nothing back]
+    #[arg(long, value_name = "PROOF", env = "EDGE_ROUTER_KV_READBACK")]
+    pub kv_readback: Option<KvReadback>,
+    /// How long after a turn it may be read back; decode must keep it for longer [default: 450]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_KV_READBACK_TTL_S")]
+    pub kv_readback_ttl_s: Option<u64>,
     /// Time between probes of an instance [default: 2000]
     #[arg(long, value_name = "MS", env = "EDGE_ROUTER_PROBE_INTERVAL_MS")]
     pub probe_interval_ms: Option<u64>,
@@ -250,6 +257,8 @@ impl Settings {
             kv_lease_s: self.kv_lease_s.or(other.kv_lease_s),
             kv_lease_margin_s: self.kv_lease_margin_s.or(other.kv_lease_margin_s),
             release_unused_kv: self.release_unused_kv.or(other.release_unused_kv),
+            kv_readback: self.kv_readback.or(other.kv_readback),
+            kv_readback_ttl_s: self.kv_readback_ttl_s.or(other.kv_readback_ttl_s),
             probe_interval_ms: self.probe_interval_ms.or(other.probe_interval_ms),
             probe_timeout_ms: self.probe_timeout_ms.or(other.probe_timeout_ms),
             unhealthy_after: self.unhealthy_after.or(other.unhealthy_after),

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::discovery::{discovery, instances};
 use super::file::Settings;
-use super::{Config, Drain, Lease, Timeouts};
+use super::{Config, Drain, Lease, ReadbackSettings, Timeouts};
 use crate::fleet::{FleetSettings, HealthSettings};
 use crate::policy::{PolicySettings, PolicySource, SessionKey};
 use crate::upstream::PoolSettings;
@@ -69,6 +69,10 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         without_prefill: settings.without_prefill.unwrap_or_default(),
         release_unused_kv: settings.release_unused_kv.unwrap_or(true),
         lease,
+        readback: ReadbackSettings {
+            mode: settings.kv_readback,
+            ttl: positive("kv_readback_ttl_s", settings.kv_readback_ttl_s, 450, Duration::from_secs)?,
+        },
         admin_key: settings.admin_api_key.clone().filter(|key| !key.is_empty()),
         engine_auth: engine_auth(settings)?,
         drain: Drain {

@@ -23,6 +23,9 @@ pub enum Unsafe {
     /// The role of a decode engine; a pure producer dies of it.
     #[error("`do_remote_prefill` is set on a prefill leg")]
     AsksToFetch,
+    /// Blocks of another engine: one that can't read them back waits for them for good.
+    #[error("`remote_block_ids` names blocks on a prefill leg that reads nothing back")]
+    ForeignBlocks,
     /// Something that decode can't do without is missing.
     #[error("incomplete: {0}")]
     Incomplete(String),
@@ -89,15 +92,23 @@ pub fn check_decode(params: &str, reads: bool) -> Result<(), Unsafe> {
     nixl::usable(params).map_err(|e| Unsafe::Incomplete(e.to_string()))
 }
 
-/// Checks `params`, the JSON text of a prefill leg's `kv_transfer_params`.
+/// Checks `params`, the JSON text of a prefill leg's `kv_transfer_params`. `reads_back` says that they are
+/// those of a decode instance that keeps a KV cache for this one.
 ///
 /// # Errors
-/// [`Unsafe`] if a prefill engine could die of them (engine contract §5).
-pub fn check_prefill(params: &str) -> Result<(), Unsafe> {
+/// [`Unsafe`] if a prefill engine could die of them, or wait for good (engine contract §4.4, §5).
+pub fn check_prefill(params: &str, reads_back: bool) -> Result<(), Unsafe> {
     if params == "null" {
         return Ok(());
     }
-    if set(keys(params)?.do_remote_prefill) { Err(Unsafe::AsksToFetch) } else { Ok(()) }
+    let keys = keys(params)?;
+    if set(keys.do_remote_prefill) {
+        return Err(Unsafe::AsksToFetch);
+    }
+    if set(keys.remote_block_ids) && !reads_back {
+        return Err(Unsafe::ForeignBlocks);
+    }
+    Ok(())
 }
 
 /// Whether a prefill leg with these params keeps its KV cache under a name that the router knows already,
@@ -227,9 +238,11 @@ mod tests {
 
     #[test]
     fn prefill_is_never_asked_to_fetch() {
-        assert!(check_prefill(r#"{"do_remote_decode":true,"do_remote_prefill":false}"#).is_ok());
+        assert!(check_prefill(r#"{"do_remote_decode":true,"do_remote_prefill":false}"#, false).is_ok());
+        let turn2 = r#"{"do_remote_decode":true,"remote_block_ids":[[1]]}"#;
+        assert!(check_prefill(turn2, false).is_err() && check_prefill(turn2, true).is_ok());
         for params in [r#"{"do_remote_decode":true,"do_remote_prefill":true}"#, PUSH, MOONCAKE, "[]"] {
-            assert!(check_prefill(params).is_err(), "{params}");
+            assert!(check_prefill(params, true).is_err(), "{params}");
         }
     }
 

@@ -64,6 +64,7 @@ pub struct RequestMetrics {
     retries: Family<LegLabels, Counter>,
     orphaned_handles: Counter,
     released_handles: Counter,
+    readbacks: Counter,
     ttft: Histogram,
     duration: Histogram,
     prefill: Histogram,
@@ -95,6 +96,11 @@ impl RequestMetrics {
             "orphaned_handles",
             "KV handles that prefill gave out and no decode took; the engine frees them when their lease ends",
             m.orphaned_handles.clone(),
+        );
+        registry.register(
+            "readbacks",
+            "Prefill legs that were told where decode keeps the KV cache of the conversation's last turn",
+            m.readbacks.clone(),
         );
         registry.register(
             "time_to_first_token_seconds",
@@ -155,6 +161,11 @@ impl RequestMetrics {
     /// A handle was given back.
     pub fn released(&self) {
         self.released_handles.inc();
+    }
+
+    /// A prefill leg reads a KV cache back.
+    pub fn read_back(&self) {
+        self.readbacks.inc();
     }
 
     /// An engine reported usage.

@@ -14,10 +14,12 @@ use super::account::Account;
 use super::headers;
 use super::homes::Expected;
 use super::opening::Opened;
+use super::readback::Keeper;
 use super::stream::{BrokeOff, Stream};
 use crate::body::read::{ReadError, read_capped};
 use crate::body::rename::Rename;
 use crate::body::scan::Object;
+use crate::body::spoken::Spoken;
 use crate::body::sse::{self, Usage};
 use crate::error::Error;
 use crate::fleet::InFlight;
@@ -33,6 +35,8 @@ pub(super) struct Watch {
     pub(super) expected: Option<Expected>,
     /// An id that clients must not see.
     pub(super) rename: Option<Rename>,
+    /// Remembers what the engine keeps for the conversation's next turn.
+    pub(super) keeper: Option<Keeper>,
 }
 
 /// An answer that can be given to the client.
@@ -81,6 +85,11 @@ impl Answer {
         }
         if let Some(expected) = watch.expected {
             expected.seen_in(&bytes);
+        }
+        if let Some(keeper) = watch.keeper.filter(|_| head.status.is_success()) {
+            let mut spoken = Spoken::default();
+            spoken.hear_answer(&bytes);
+            keeper.answered(&spoken);
         }
         let bytes = match watch.rename {
             Some(rename) => rename.apply(bytes),

@@ -8,6 +8,7 @@ use super::answer::{Answer, Watch};
 use super::attempt::{Attempt, Retries};
 use super::homes::Expected;
 use super::opening::{Beginning, Listening};
+use super::readback::Keeper;
 use super::schedule::{Scheduled, schedule};
 use crate::body::rename::Rename;
 use crate::error::Error;
@@ -209,6 +210,7 @@ pub(super) async fn answered(
                 idle: attempt.app.config.timeouts.stream_idle,
                 expected: attempt.parsed.stateful.then(|| Expected::new(&attempt.app.homes, instance.id())),
                 rename: attempt.rename.take(),
+                keeper: Keeper::of(attempt, instance.spec()),
             };
             Answer::receive(response, scheduled.in_flight, watch).await
         }

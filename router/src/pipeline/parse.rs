@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use serde_json::value::RawValue;
 
 use super::headers::for_engines;
+use super::readback::OwnTurn;
 use crate::app::App;
 use crate::body::read::{ReadError, read_capped};
 use crate::body::scan::Object;
@@ -38,6 +39,8 @@ pub(super) struct Parsed {
     pub(super) stateful: bool,
     /// The only instance that can serve it: the one that made the response it is about.
     pub(super) pinned: Option<InstanceId>,
+    /// The conversation's turn that it is, where KV caches are read back.
+    pub(super) turn: Option<OwnTurn>,
 }
 
 pub(super) async fn parse(
@@ -65,18 +68,21 @@ pub(super) async fn parse(
     };
     let two_legs = endpoint.two_legs() && !runs_alone(endpoint, &object);
     let pinned = home(app, endpoint, &object)?;
+    let client = ClientRequest::new(
+        endpoint.path().to_owned(),
+        head.headers,
+        object,
+        app.config.prefix_block_tokens,
+        Arc::clone(&app.config.session_keys),
+    );
+    let turn = two_legs.then(|| OwnTurn::of(app, &client)).flatten();
     Ok(Parsed {
         // HEAD is answered by the engine's GET; the server leaves the body out.
         method: if head.method == Method::HEAD { Method::GET } else { head.method },
         uri: engine_uri(&head.uri, endpoint),
-        headers: for_engines(&head.headers, app.config.engine_auth.as_ref()),
-        client: Arc::new(ClientRequest::new(
-            endpoint.path().to_owned(),
-            head.headers,
-            object,
-            app.config.prefix_block_tokens,
-            Arc::clone(&app.config.session_keys),
-        )),
+        headers: for_engines(&client.headers, app.config.engine_auth.as_ref()),
+        client: Arc::new(client),
+        turn,
         generates: endpoint.generates(),
         stateful: endpoint.is_stateful(),
         pinned,

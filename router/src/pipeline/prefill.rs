@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::answer::{self, Answer};
 use super::attempt::{Attempt, Retries};
 use super::decode::{self, Decoded};
+use super::readback;
 use super::schedule::{Scheduled, can_schedule, schedule};
 use super::together::{self, Ran};
 use crate::app::App;
@@ -83,6 +84,7 @@ pub(super) struct PrefillLeg {
     request: LegRequest,
     scheduled: Scheduled,
     keeps_by_name: bool,
+    reads_back: bool,
 }
 
 /// What is to be remembered of a leg that was sent.
@@ -90,6 +92,7 @@ pub(super) struct Sent {
     instance: InstanceId,
     pub(super) at: Instant,
     keeps_by_name: bool,
+    reads_back: bool,
 }
 
 impl PrefillLeg {
@@ -97,19 +100,25 @@ impl PrefillLeg {
     fn prepare(attempt: &mut Attempt<'_>, scheduled: Scheduled) -> Option<Self> {
         let app = attempt.app;
         attempt.account.prefill_at(&scheduled);
+        let offered = readback::offer(attempt, &scheduled);
         let decided = app.chain.rewrite_prefill(&attempt.facts, attempt.pair, &app.fleet.snapshot());
         let leg = decided.value;
-        if let Some(danger) = leg.params().find_map(|p| handoff::check_prefill(p).err()) {
+        let reads_back = readback::is_used(attempt, &leg, offered);
+        if let Some(danger) = leg.params().find_map(|p| handoff::check_prefill(p, reads_back).err()) {
             attempt.account.unsafe_handle(&decided.by, &danger);
             return None;
         }
         let keeps_by_name = leg.params().next_back().is_some_and(handoff::keeps_by_name);
-        Some(Self { request: attempt.leg_request(&leg, &scheduled), scheduled, keeps_by_name })
+        let mut request = attempt.leg_request(&leg, &scheduled);
+        // Reading a KV cache frees it.
+        request.repeatable = !reads_back;
+        Some(Self { request, scheduled, keeps_by_name, reads_back })
     }
 
     pub(super) fn sent(&self) -> Sent {
         let instance = self.scheduled.chosen.instance.id();
-        Sent { instance, at: Instant::now(), keeps_by_name: self.keeps_by_name }
+        let Self { keeps_by_name, reads_back, .. } = *self;
+        Sent { instance, at: Instant::now(), keeps_by_name, reads_back }
     }
 
     /// Sends the leg to the instance and reads its answer.
@@ -126,7 +135,9 @@ impl PrefillLeg {
             return Ok(LegEnd::Overloaded);
         }
         if status.is_server_error() {
-            instance.health().request_failed();
+            if !self.reads_back {
+                instance.health().request_failed();
+            }
             return Err(Error::Refused { phase: Phase::Prefill, status });
         }
         let (head, body) = response.into_parts();
@@ -173,7 +184,13 @@ pub(super) fn settle(
         Ok(LegEnd::Overloaded) => Error::NoInstance { phase: Phase::Prefill, why: Unavailable::Saturated },
         Err(error) => error,
     };
-    retries.failed(sent.instance);
+    if sent.reads_back {
+        attempt.app.metrics.request.orphaned();
+    }
+    // What could not be read back is not tried again, and was no fault of the instance.
+    if !(sent.reads_back && matches!(error, Error::Refused { .. })) {
+        retries.failed(sent.instance);
+    }
     attempt.account.leg_failed(&error);
     Err(error)
 }

@@ -18,6 +18,7 @@ use super::account::Account;
 use super::answer::Watch;
 use super::homes::Expected;
 use super::opening::Opened;
+use super::readback::Keeper;
 use crate::body::sse::EventFilter;
 use crate::fleet::InFlight;
 
@@ -48,6 +49,8 @@ pub(super) struct Stream {
     alarm: Pin<Box<Sleep>>,
     /// The id of a response that the engine keeps, while it has not been seen.
     expected: Option<Expected>,
+    /// Remembers what the engine keeps for the next turn.
+    keeper: Option<Keeper>,
     /// Frames since the alarm was set.
     frames: u32,
     /// Of the answer's head.
@@ -67,9 +70,9 @@ enum State {
 impl Stream {
     /// An event stream.
     pub(super) fn events(body: Opened, status: StatusCode, in_flight: InFlight, watch: Watch) -> Self {
-        let Watch { idle, expected, rename } = watch;
-        let filter = Some(EventFilter::renaming(rename));
-        Self { filter, expected, ..Self::raw(body, status, in_flight, idle) }
+        let Watch { idle, expected, rename, keeper } = watch;
+        let filter = Some(EventFilter::new(rename, keeper.is_some()));
+        Self { filter, expected, keeper, ..Self::raw(body, status, in_flight, idle) }
     }
 
     /// Something else.
@@ -81,6 +84,7 @@ impl Stream {
             idle,
             alarm,
             expected: None,
+            keeper: None,
             frames: 0,
             status,
             in_flight,
@@ -165,6 +169,11 @@ impl Stream {
             self.in_flight.instance().health().request_succeeded();
         }
         let rest = self.filter.as_mut().map(EventFilter::finish);
+        if let Some((keeper, spoken)) =
+            self.keeper.take().zip(self.filter.as_ref().and_then(EventFilter::spoken))
+        {
+            keeper.answered(spoken);
+        }
         if let Some(account) = account {
             account.finished(self.filter.as_ref().and_then(EventFilter::usage));
         }

@@ -1,8 +1,9 @@
 //! What a policy may know of a request.
 
 use std::borrow::Cow;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use bytes::Bytes;
 use edge_router_policy::RequestSource;
 use http::HeaderMap;
 
@@ -65,6 +66,24 @@ impl ClientRequest {
         *self.prompt_tokens.get_or_init(|| prompt::tokens(&self.object))
     }
 
+    /// What names the client's session: the first of the session keys that the request has.
+    pub fn session_key(&self) -> Option<Cow<'_, str>> {
+        self.session_keys.iter().find_map(|key| match key {
+            SessionKey::Header(name) => self.header(name),
+            SessionKey::Field(name) => {
+                let field = short(self.object.get(name)).filter(|v| v != "null")?;
+                Some(self.object.get_str(name).unwrap_or(field))
+            }
+        })
+    }
+
+    fn header(&self, name: &str) -> Option<Cow<'_, str>> {
+        if headers::is(name, &CREDENTIALS) {
+            return None;
+        }
+        std::str::from_utf8(self.headers.get(name)?.as_bytes()).ok().map(Cow::Borrowed)
+    }
+
     /// Chained hashes of the prompt's blocks; computed on first use.
     pub fn blocks(&self) -> &[u64] {
         self.blocks.get_or_init(|| prompt::blocks(&self.object, self.block_tokens))
@@ -81,18 +100,35 @@ pub struct RequestFacts {
     /// Whether a policy in the chain asked for block hashes.
     pub show_blocks: bool,
     prefill_answer: OnceLock<Object>,
+    /// Comes and goes with the prefill instance that could use it.
+    readback: Mutex<Option<Bytes>>,
+}
+
+impl SessionKey {
+    /// The field's name, if it is one.
+    pub fn field(&self) -> Option<&str> {
+        match self {
+            Self::Field(name) => Some(name),
+            Self::Header(_) => None,
+        }
+    }
 }
 
 impl RequestFacts {
     /// A fresh attempt.
     pub fn new(client: Arc<ClientRequest>, id: String, show_blocks: bool) -> Self {
-        Self { client, id, show_blocks, prefill_answer: OnceLock::new() }
+        Self { client, id, show_blocks, prefill_answer: OnceLock::new(), readback: Mutex::default() }
     }
 
     /// Prefill has answered.
     pub fn set_prefill_answer(&self, answer: Object) {
         // Prefill answers once per attempt.
         let _ = self.prefill_answer.set(answer);
+    }
+
+    /// What a decode instance kept of the last turn, as long as the prefill leg may use it.
+    pub fn set_readback(&self, params: Option<Bytes>) {
+        *self.readback.lock().unwrap_or_else(PoisonError::into_inner) = params;
     }
 
     /// What prefill answered, once it has.
@@ -132,20 +168,11 @@ impl RequestSource for RequestFacts {
     }
 
     fn header(&self, name: &str) -> Option<Cow<'_, str>> {
-        if headers::is(name, &CREDENTIALS) {
-            return None;
-        }
-        std::str::from_utf8(self.client.headers.get(name)?.as_bytes()).ok().map(Cow::Borrowed)
+        self.client.header(name)
     }
 
     fn session_key(&self) -> Option<Cow<'_, str>> {
-        self.client.session_keys.iter().find_map(|key| match key {
-            SessionKey::Header(name) => self.header(name),
-            SessionKey::Field(name) => {
-                let field = short(self.client.object.get(name)).filter(|v| v != "null")?;
-                Some(self.client.object.get_str(name).unwrap_or(field))
-            }
-        })
+        self.client.session_key()
     }
 
     fn id(&self) -> Cow<'_, str> {
@@ -158,6 +185,11 @@ impl RequestSource for RequestFacts {
 
     fn prefill_field(&self, name: &str) -> Option<Cow<'_, str>> {
         short(self.prefill_answer.get()?.get(name))
+    }
+
+    fn readback(&self) -> Option<Cow<'_, str>> {
+        let readback = self.readback.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        String::from_utf8(readback.into()).ok().map(Cow::Owned)
     }
 }
 

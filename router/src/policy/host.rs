@@ -89,6 +89,10 @@ impl request::HostRequest for Host {
         Ok(self.current()?.prefill_field(&name).map(Cow::into_owned))
     }
 
+    fn readback(&mut self, _: Resource<Lent>) -> wasmtime::Result<Option<String>> {
+        Ok(self.current()?.readback().map(Cow::into_owned))
+    }
+
     fn drop(&mut self, _: Resource<Lent>) -> wasmtime::Result<()> {
         Ok(())
     }

@@ -90,6 +90,15 @@ fn what_shapes_the_prompt_is_left_alone() {
 }
 
 #[test]
+fn prefill_is_told_what_decode_kept_of_the_last_turn() {
+    const KEPT: &str = r#"{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[4, 5]],"remote_engine_id":"d","remote_num_tokens":30,"remote_blocks_expiry_time":1234.50}"#;
+    let request = testing::request("/v1/chat/completions").json(r#"{"messages":[]}"#).readback(KEPT);
+    let leg = prefill_leg(&request.as_request());
+    assert!(leg.edits.contains(&Edit::Set { name: KV_TRANSFER_PARAMS.into(), value: KEPT.into() }));
+    assert!(leg.edits.iter().any(|edit| matches!(edit, Edit::Set { name, .. } if name == "max_tokens")));
+}
+
+#[test]
 fn decode_gets_what_prefill_returned_byte_for_byte() {
     usable(RETURNED).unwrap();
     assert_eq!(decode_leg(Some(RETURNED)), Leg::new().set(KV_TRANSFER_PARAMS, RETURNED));

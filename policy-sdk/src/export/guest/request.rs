@@ -45,4 +45,8 @@ impl RequestSource for Request {
     fn prefill_field(&self, name: &str) -> Option<Cow<'_, str>> {
         Request::prefill_field(self, name).map(Cow::Owned)
     }
+
+    fn readback(&self) -> Option<Cow<'_, str>> {
+        Request::readback(self).map(Cow::Owned)
+    }
 }
