@@ -11,6 +11,7 @@ mod load;
 mod prefix_index;
 mod probe;
 mod scrape;
+mod spec;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,9 +25,10 @@ use tokio::sync::watch;
 pub use ask::ask;
 pub use candidates::{Choice, Prefix};
 pub use health::{HealthSettings, HealthState};
-pub use instance::{Instance, InstanceSpec, parse_address};
+pub use instance::Instance;
 pub use load::InFlight;
 pub use prefix_index::PrefixIndex;
+pub use spec::{InstanceSpec, parse_address};
 
 use crate::upstream::PoolSettings;
 

@@ -2,8 +2,8 @@
 #![no_main]
 
 use bytes::Bytes;
-use edge_router_fuzz::scan::Object;
-use edge_router_fuzz::sse::{EventFilter, PRIVATE_FIELDS, has_private_field};
+use edge_router_fuzz::body::scan::Object;
+use edge_router_fuzz::body::sse::{EventFilter, PRIVATE_FIELDS, has_private_field};
 use libfuzzer_sys::fuzz_target;
 
 /// The first byte is the length of the pieces.

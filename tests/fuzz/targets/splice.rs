@@ -2,9 +2,9 @@
 #![no_main]
 
 use bytes::Bytes;
-use edge_router_fuzz::prompt;
-use edge_router_fuzz::scan::Object;
-use edge_router_fuzz::splice::{check, splice};
+use edge_router_fuzz::body::prompt;
+use edge_router_fuzz::body::scan::Object;
+use edge_router_fuzz::body::splice::{check, splice};
 use edge_router_policy::Edit;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value};
