@@ -80,21 +80,11 @@ impl Lease {
     }
 }
 
-/// What proves that a prompt goes on from the last turn, so that prefill may read back what decode kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum KvReadback {
-    /// Token ids, where the request consists of them.
-    Tokens,
-    /// Token ids; of chats, the messages, if not a byte was changed.
-    Messages,
-}
-
 /// Reading back what decode kept.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadbackSettings {
-    /// `None` reads nothing back.
-    pub mode: Option<KvReadback>,
+    /// Whether it is done.
+    pub enabled: bool,
     /// How long after the turn (below decode's `decoder_kv_blocks_ttl`, 480 s in vLLM).
     pub ttl: Duration,
 }

@@ -1,62 +1,35 @@
-//! Listens to what an answer says, whole or in events, for the conversation's next turn.
+//! Listens to the tokens of an answer, whole or in events, for the conversation's next turn.
 
-use std::borrow::Cow;
-
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use memchr::{memchr, memmem};
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
-use xxhash_rust::xxh3::Xxh3;
 
 /// What was heard of an answer so far.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Spoken {
-    text: Xxh3,
+    prompt: Vec<u32>,
     tokens: Vec<u32>,
-    /// Whether something was generated that the text does not show.
-    spoiled: bool,
-    ended: bool,
+    /// Whether something was said that was not understood.
+    incomplete: bool,
     kv_params: Option<Bytes>,
-}
-
-impl std::fmt::Debug for Spoken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Spoken")
-            .field("spoiled", &self.spoiled)
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
-    }
 }
 
 #[derive(Deserialize)]
 struct Answer<'a> {
-    #[serde(borrow, default)]
-    choices: Vec<Choice<'a>>,
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(default)]
+    choices: Vec<Choice>,
     #[serde(borrow)]
     kv_transfer_params: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct Choice<'a> {
+struct Choice {
     #[serde(default)]
     index: u32,
-    #[serde(borrow, alias = "delta")]
-    message: Option<Message<'a>>,
+    prompt_token_ids: Option<Vec<u32>>,
     token_ids: Option<Vec<u32>>,
-    #[serde(borrow)]
-    finish_reason: Option<Cow<'a, str>>,
-    stop_reason: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct Message<'a> {
-    #[serde(borrow)]
-    content: Option<Cow<'a, str>>,
-    reasoning: Option<Value>,
-    reasoning_content: Option<Value>,
-    tool_calls: Option<Vec<Value>>,
-    function_call: Option<Value>,
-    refusal: Option<Value>,
 }
 
 impl Spoken {
@@ -64,7 +37,7 @@ impl Spoken {
     pub fn hear_answer(&mut self, json: &[u8]) {
         match serde_json::from_slice(json) {
             Ok(answer) => self.hear(answer),
-            Err(_) => self.spoiled = true,
+            Err(_) => self.incomplete = true,
         }
     }
 
@@ -80,17 +53,17 @@ impl Spoken {
 
     /// A part of the answer was passed on unheard.
     pub fn missed(&mut self) {
-        self.spoiled = true;
+        self.incomplete = true;
     }
 
-    /// Hash of the text, if the answer came to its end and holds nothing but it.
-    pub fn text(&self) -> Option<u128> {
-        (self.ended && !self.spoiled).then(|| self.text.digest128())
+    /// The prompt's tokens, if the answer names them.
+    pub fn prompt(&self) -> Option<&[u32]> {
+        (!self.incomplete && !self.prompt.is_empty()).then_some(&self.prompt)
     }
 
-    /// The generated tokens, if the answer came to its end and names them.
+    /// The generated tokens, if the answer names them.
     pub fn tokens(&self) -> Option<&[u32]> {
-        (self.ended && !self.tokens.is_empty()).then_some(&self.tokens)
+        (!self.incomplete && !self.tokens.is_empty()).then_some(&self.tokens)
     }
 
     /// The KV transfer params that came with it: where decode keeps its KV cache.
@@ -102,28 +75,34 @@ impl Spoken {
         if let Some(params) = answer.kv_transfer_params {
             self.kv_params = Some(Bytes::copy_from_slice(params.get().as_bytes()));
         }
+        self.prompt.extend(answer.prompt_token_ids.unwrap_or_default());
         for choice in answer.choices {
-            self.spoiled |= choice.index != 0;
-            if let Some(message) = choice.message {
-                self.spoiled |= message.says_more();
-                self.text.update(message.content.as_deref().unwrap_or_default().as_bytes());
-            }
+            self.incomplete |= choice.index != 0;
+            self.prompt.extend(choice.prompt_token_ids.unwrap_or_default());
             self.tokens.extend(choice.token_ids.unwrap_or_default());
-            if let Some(reason) = choice.finish_reason {
-                self.ended |= matches!(&*reason, "stop" | "length");
-                // A stop string was generated, and cut off.
-                self.spoiled |= choice.stop_reason.is_some_and(|reason| reason.is_string());
-            }
         }
     }
 }
 
-impl Message<'_> {
-    fn says_more(&self) -> bool {
-        let said = |value: &Option<Value>| value.as_ref().is_some_and(|v| v.as_str() != Some(""));
-        [&self.reasoning, &self.reasoning_content, &self.function_call, &self.refusal].into_iter().any(said)
-            || self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
+/// An answer, or events of one, with `null` for the token ids that the client has not asked for.
+pub fn without_token_ids(text: Bytes) -> Bytes {
+    // A quote within a string is escaped, so that no generated text can look like a field.
+    const FIELD: &[u8] = b"token_ids\":";
+    let (mut out, mut copied) = (BytesMut::new(), 0);
+    for at in memmem::find_iter(&text, FIELD) {
+        let named = [&b"\""[..], b"\"prompt_"].iter().any(|begin| text[..at].ends_with(begin));
+        let value = at + FIELD.len();
+        let list = text[value..].trim_ascii_start().starts_with(b"[");
+        let Some(end) = memchr(b']', &text[value..]).filter(|_| named && list) else { continue };
+        out.extend_from_slice(&text[copied..value]);
+        out.extend_from_slice(b"null");
+        copied = value + end + 1;
     }
+    if copied == 0 {
+        return text;
+    }
+    out.extend_from_slice(&text[copied..]);
+    out.freeze()
 }
 
 #[cfg(test)]
@@ -134,27 +113,33 @@ mod tests {
     fn events_say_what_a_whole_answer_says() {
         let mut whole = Spoken::default();
         whole.hear_answer(
-            br#"{"choices":[{"index":0,"message":{"role":"assistant","content":"ab\nc"},"finish_reason":"length"}],"kv_transfer_params":{"a":1}}"#,
+            br#"{"prompt_token_ids":[1,2],"choices":[{"index":0,"message":{"content":"x"},"token_ids":[3,4]}],"kv_transfer_params":{"a":1}}"#,
         );
         let mut streamed = Spoken::default();
-        streamed.hear_events(
-            b"data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
-        );
-        streamed.hear_events(b"data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"ab\"}}]}\n\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\\n\"}}]}\r\n\r\n");
-        assert_eq!(streamed.text(), None);
-        streamed.hear_events(b": ping\n\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"c\"},\"finish_reason\":\"length\"}],\"kv_transfer_params\":{\"a\":1}}\n\ndata: [DONE]\n\n");
-        assert!(whole.text().is_some());
-        assert_eq!(whole.text(), streamed.text());
-        assert_eq!(
-            (&whole.kv_params, &streamed.kv_params),
-            (&Some("{\"a\":1}".into()), &Some("{\"a\":1}".into()))
-        );
+        streamed
+            .hear_events(b"data: {\"choices\":[{\"index\":0,\"delta\":{}}],\"prompt_token_ids\":[1,2]}\n\n");
+        streamed.hear_events(b": ping\n\ndata: {\"choices\":[{\"index\":0,\"token_ids\":[3]}]}\n\ndata: {\"choices\":[{\"index\":0,\"token_ids\":[4]}],\"kv_transfer_params\":{\"a\":1}}\r\n\r\ndata: [DONE]\n\n");
+        for spoken in [whole, streamed] {
+            assert_eq!((spoken.prompt(), spoken.tokens()), (Some(&[1, 2][..]), Some(&[3, 4][..])));
+            assert_eq!(spoken.kv_params(), Some(&Bytes::from_static(b"{\"a\":1}")));
+        }
     }
 
     #[test]
     fn an_answer_that_was_not_understood_proves_nothing() {
-        let mut spoken = Spoken::default();
-        spoken.hear_answer(b"{\"choices\":7}");
-        assert_eq!(spoken.text(), None);
+        for answer in ["{\"choices\":7}", "{\"choices\":[{\"index\":1,\"token_ids\":[1]}]}"] {
+            let mut spoken = Spoken::default();
+            spoken.hear_answer(answer.as_bytes());
+            assert_eq!(spoken.tokens(), None);
+        }
+    }
+
+    #[test]
+    fn token_ids_are_hidden_and_nothing_else() {
+        let text = r#"data: {"a":[1],"prompt_token_ids": [1, 2],"choices":[{"token_ids":[3],"text":"\"token_ids\":[9]"},{"token_ids":null}]}"#;
+        let hidden = r#"data: {"a":[1],"prompt_token_ids":null,"choices":[{"token_ids":null,"text":"\"token_ids\":[9]"},{"token_ids":null}]}"#;
+        assert_eq!(without_token_ids(Bytes::from_static(text.as_bytes())), hidden);
+        let plain = Bytes::from_static(b"data: {\"token_ids\":null}\n\n");
+        assert_eq!(without_token_ids(plain.clone()).as_ptr(), plain.as_ptr());
     }
 }

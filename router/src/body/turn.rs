@@ -2,20 +2,28 @@
 //! from it without a change.
 //!
 //! A KV cache that decode kept covers the prompt and what was generated. It fits a later prompt only if
-//! that begins with exactly the same tokens (engine contract §4.4). Token ids prove it. Messages can be
-//! compared byte by byte, which comes as near to it as text can.
+//! that begins with exactly the same tokens (engine contract §4.4). Equal text is no proof: what a model
+//! wrote, a tokeniser may split otherwise (seen with vLLM 0.32: another text under a 200).
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-use serde_json::{Map, Value};
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::scan::Object;
 use super::spoken::Spoken;
 
-/// Fields of a chat that have no influence on how its prompt is rendered. All others must be equal.
-const NOT_RENDERED: [&str; 26] = [
+/// Fields of a chat that `/tokenize` understands as `/v1/chat/completions` does.
+const RENDERED: [&str; 8] = [
+    "model",
     "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+];
+
+/// Fields of a chat that have no influence on how its prompt is rendered.
+const NOT_RENDERED: [&str; 27] = [
     "stream",
     "stream_options",
     "max_tokens",
@@ -40,13 +48,15 @@ const NOT_RENDERED: [&str; 26] = [
     "metadata",
     "store",
     "priority",
-    "kv_transfer_params",
+    "cache_salt",
+    "return_token_ids",
+    "tool_choice",
 ];
 
 /// The prompt of a request.
 #[derive(Debug)]
 pub struct Turn {
-    /// Of what is not compared piece by piece, but must be equal.
+    /// Of what is not among the tokens, but must be equal.
     frame: u128,
     prompt: Prompt,
 }
@@ -54,117 +64,100 @@ pub struct Turn {
 #[derive(Debug)]
 enum Prompt {
     Tokens(Vec<u32>),
-    Messages(Vec<Box<RawValue>>),
+    /// Only an engine can tell its tokens: the fields that it needs for it, as the body of `/tokenize`.
+    Chat(String),
 }
 
-/// What a KV cache covers: a prompt and its answer.
+/// What a KV cache covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Past {
     frame: u128,
-    covered: Covered,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Covered {
-    /// So many tokens, the generated ones among them.
-    Tokens { count: usize, hash: u128 },
-    /// So many messages, and then the assistant's.
-    Messages { count: usize, hash: u128, answer: u128 },
+    count: usize,
+    hash: u128,
 }
 
 impl Turn {
-    /// The turn in the body of a request. `None` where there is none that could be compared; messages are
-    /// compared only if `messages` says so.
-    pub fn of(object: &Object, messages: bool, ignored: &[&str]) -> Option<Self> {
-        if let Some(ids) = object.get("token_ids") {
-            // Placeholders of media are the same tokens whatever they stand for.
-            let media = ["features", "content_parts"].iter().any(|name| object.is_set(name));
-            let prompt = serde_json::from_str(ids).ok().filter(|_| !media)?;
-            let frame = frame(object, |name| ["model", "cache_salt"].contains(&name));
-            return Some(Self { frame, prompt: Prompt::Tokens(prompt) });
+    /// The turn in the body of a request. `None` where its tokens can't be known for certain. No engine
+    /// knows the fields in `foreign`.
+    pub fn of(object: &Object, foreign: &[&str]) -> Option<Self> {
+        let frame = frame(object);
+        if object.is_set("messages") {
+            return Some(Self { frame, prompt: Prompt::Chat(tokenizable(object, foreign)?) });
         }
-        let list = object.get("messages").filter(|_| messages)?;
-        let frame = frame(object, |name| !NOT_RENDERED.contains(&name) && !ignored.contains(&name));
-        Some(Self { frame, prompt: Prompt::Messages(serde_json::from_str(list).ok()?) })
+        // Placeholders of media are the same tokens whatever they stand for.
+        let media = ["features", "content_parts"].iter().any(|name| object.is_set(name));
+        let ids = object.get("token_ids").or_else(|| object.get("prompt")).filter(|_| !media)?;
+        Some(Self { frame, prompt: Prompt::Tokens(serde_json::from_str(ids).ok()?) })
     }
 
-    /// What decode's KV cache covers after this turn, if the answer says it plainly.
-    pub fn past(&self, spoken: &Spoken) -> Option<Past> {
-        let covered = match &self.prompt {
-            Prompt::Tokens(prompt) => {
-                let tokens = prompt.iter().chain(spoken.tokens()?);
-                Covered::Tokens { count: tokens.clone().count(), hash: hash_of_tokens(tokens) }
-            }
-            Prompt::Messages(messages) => Covered::Messages {
-                count: messages.len(),
-                hash: hash_of_messages(messages),
-                answer: spoken.text()?,
-            },
+    /// The body with which an engine's `/tokenize` tells the prompt's tokens, if they are not known yet.
+    pub fn question(&self) -> Option<&str> {
+        match &self.prompt {
+            Prompt::Tokens(_) => None,
+            Prompt::Chat(body) => Some(body),
+        }
+    }
+
+    /// What the first `computed` tokens of prompt and answer are.
+    pub fn past(&self, spoken: &Spoken, computed: usize) -> Option<Past> {
+        let prompt = match &self.prompt {
+            Prompt::Tokens(prompt) => prompt,
+            Prompt::Chat(_) => spoken.prompt()?,
         };
-        Some(Past { frame: self.frame, covered })
+        let (count, hash) = hash(prompt.iter().chain(spoken.tokens()?).take(computed));
+        (count == computed).then_some(Past { frame: self.frame, count, hash })
     }
 
-    /// Whether this turn's prompt begins with all that `past` covers.
-    pub fn goes_on_from(&self, past: &Past) -> bool {
-        if self.frame != past.frame {
-            return false;
-        }
-        match (&self.prompt, &past.covered) {
-            (Prompt::Tokens(prompt), Covered::Tokens { count, hash }) => {
-                prompt.get(..*count).is_some_and(|begin| hash_of_tokens(begin.iter()) == *hash)
-            }
-            (Prompt::Messages(messages), Covered::Messages { count, hash, answer }) => {
-                messages.get(..*count).is_some_and(|begin| hash_of_messages(begin) == *hash)
-                    && messages.get(*count).and_then(|m| assistants_text(m.get())) == Some(*answer)
-            }
-            _ => false,
-        }
+    /// Whether this turn's prompt begins with all that `past` covers. `told` is an engine's answer to
+    /// [`Turn::question`].
+    pub fn goes_on_from(&self, past: &Past, told: &[u32]) -> bool {
+        let prompt = match &self.prompt {
+            Prompt::Tokens(prompt) => prompt,
+            Prompt::Chat(_) => told,
+        };
+        let begins = |begin: &[u32]| hash(begin.iter()).1 == past.hash;
+        self.frame == past.frame && prompt.get(..past.count).is_some_and(begins)
     }
 }
 
-fn frame(object: &Object, counts: impl Fn(&str) -> bool) -> u128 {
+/// The same tokens make another KV cache under another model, or under another salt.
+fn frame(object: &Object) -> u128 {
     let mut hasher = Xxh3::new();
+    for name in ["model", "cache_salt"] {
+        let value = object.get(name).unwrap_or("null");
+        hasher.update(&(value.len() as u64).to_le_bytes());
+        hasher.update(value.as_bytes());
+    }
+    hasher.digest128()
+}
+
+fn hash<'a>(tokens: impl Iterator<Item = &'a u32>) -> (usize, u128) {
+    let (mut hasher, mut count) = (Xxh3::new(), 0);
+    for token in tokens {
+        hasher.update(&token.to_le_bytes());
+        count += 1;
+    }
+    (count, hasher.digest128())
+}
+
+/// The chat as `/tokenize` takes it, if nothing else could shape its prompt.
+fn tokenizable(object: &Object, foreign: &[&str]) -> Option<String> {
+    let mut body = String::from("{");
     for i in 0..object.len() {
         let (name, _, value) = object.member(i);
-        if counts(name) {
-            piece(&mut hasher, name.as_bytes());
-            piece(&mut hasher, &object.bytes()[value]);
+        let value = std::str::from_utf8(&object.bytes()[value]).ok()?;
+        if RENDERED.contains(&name) {
+            let comma = if body.len() > 1 { "," } else { "" };
+            body.push_str(&format!("{comma}\"{name}\":{value}"));
+        } else if ![&NOT_RENDERED, foreign].iter().any(|known| known.contains(&name)) && value != "null" {
+            return None;
         }
     }
-    hasher.digest128()
-}
-
-/// With its length, so that no two lists of pieces read the same.
-fn piece(hasher: &mut Xxh3, bytes: &[u8]) {
-    hasher.update(&(bytes.len() as u64).to_le_bytes());
-    hasher.update(bytes);
-}
-
-fn hash_of_tokens<'a>(tokens: impl Iterator<Item = &'a u32>) -> u128 {
-    let mut hasher = Xxh3::new();
-    tokens.for_each(|token| hasher.update(&token.to_le_bytes()));
-    hasher.digest128()
-}
-
-fn hash_of_messages(messages: &[Box<RawValue>]) -> u128 {
-    let mut hasher = Xxh3::new();
-    messages.iter().for_each(|message| piece(&mut hasher, message.get().as_bytes()));
-    hasher.digest128()
-}
-
-/// Hash of what the assistant said, if the message holds nothing else.
-fn assistants_text(message: &str) -> Option<u128> {
-    #[derive(Deserialize)]
-    struct Message {
-        role: String,
-        content: String,
-        #[serde(flatten)]
-        rest: Map<String, Value>,
-    }
-    let message: Message = serde_json::from_str(message).ok()?;
-    let empty = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-    (message.role == "assistant" && message.rest.values().all(empty))
-        .then(|| xxh3_128(message.content.as_bytes()))
+    // Parts of a message may be media.
+    let media = |text: &str| {
+        text.contains("_url\"") || text.contains("\"input_audio\"") || text.contains("_embeds\"")
+    };
+    (!object.get("messages").is_some_and(media)).then(|| body + "}")
 }
 
 #[cfg(test)]
@@ -174,7 +167,7 @@ mod tests {
     use super::*;
 
     fn turn(body: &str) -> Option<Turn> {
-        Turn::of(&Object::scan(Bytes::copy_from_slice(body.as_bytes())).unwrap(), true, &["session_id"])
+        Turn::of(&Object::scan(Bytes::copy_from_slice(body.as_bytes())).unwrap(), &["thread"])
     }
 
     fn spoken(answer: &str) -> Spoken {
@@ -183,69 +176,50 @@ mod tests {
         spoken
     }
 
-    const FIRST: &str =
-        r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":9,"session_id":"a"}"#;
-    const ANSWER: &str = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"é \"x\""},"finish_reason":"stop"}]}"#;
-
-    fn second(assistant: &str, rest: &str) -> String {
-        format!(
-            r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}},{assistant},{{"role":"user","content":"more"}}]{rest}}}"#
-        )
-    }
-
-    fn chat_goes_on(answer: &str, next: &str) -> bool {
-        let past = turn(FIRST).unwrap().past(&spoken(answer));
-        past.is_some_and(|past| turn(next).unwrap().goes_on_from(&past))
-    }
-
     #[test]
-    fn a_chat_goes_on_if_nothing_was_changed() {
-        let assistant = r#"{"role":"assistant","content":"\u00e9 \"x\"","refusal":null,"tool_calls":[]}"#;
-        assert!(chat_goes_on(ANSWER, &second(assistant, "")));
-        assert!(chat_goes_on(
-            ANSWER,
-            &second(assistant, r#","temperature":0.5,"session_id":"a","stream":true"#)
-        ));
-        assert!(!chat_goes_on(ANSWER, &second(assistant, r#","tools":[]"#)));
-        assert!(!chat_goes_on(ANSWER, &second(assistant, "").replace("\"hi\"", "\"hi \"")));
-        assert!(!chat_goes_on(ANSWER, &second(assistant, "").replace("\"m\"", "\"n\"")));
-        for other in [
-            r#"{"role":"assistant","content":"é \"x\" "}"#,
-            r#"{"role":"user","content":"é \"x\""}"#,
-            r#"{"role":"assistant","content":"é \"x\"","reasoning":"hm"}"#,
-            r#"{"role":"assistant","content":[{"type":"text","text":"é \"x\""}]}"#,
-        ] {
-            assert!(!chat_goes_on(ANSWER, &second(other, "")), "{other}");
+    fn a_prompt_of_token_ids_goes_on_if_it_begins_with_all_that_was_computed() {
+        let answer = spoken(r#"{"choices":[{"index":0,"token_ids":[7,8],"finish_reason":"length"}]}"#);
+        for (first, next) in [("token_ids", "token_ids"), ("prompt", "token_ids"), ("prompt", "prompt")] {
+            let first =
+                turn(&format!(r#"{{"model":"m","{first}":[1,2,3],"sampling_params":{{}}}}"#)).unwrap();
+            let past = first.past(&answer, 4).unwrap();
+            let goes_on = |model: &str, ids: &str| {
+                turn(&format!(r#"{{"model":"{model}","{next}":{ids}}}"#)).unwrap().goes_on_from(&past, &[])
+            };
+            assert!(
+                goes_on("m", "[1,2,3,7,8,9]") && goes_on("m", "[1,2,3,7]"),
+                "the last one is not computed yet"
+            );
+            assert!(!goes_on("m", "[1,2,3]") && !goes_on("m", "[1,2,3,8,7]") && !goes_on("n", "[1,2,3,7,8]"));
+            assert!(first.past(&answer, 6).is_none(), "more than there is");
         }
-        assert!(!chat_goes_on(ANSWER, FIRST));
-    }
-
-    #[test]
-    fn what_was_generated_but_not_said_spoils_an_answer() {
-        let assistant = r#"{"role":"assistant","content":"é \"x\""}"#;
-        for spoiled in [
-            ANSWER.replace("\"role\"", "\"reasoning_content\":\"hm\",\"role\""),
-            ANSWER.replace("\"role\"", "\"tool_calls\":[{}],\"role\""),
-            ANSWER.replace("\"stop\"", "\"stop\",\"stop_reason\":\"\\n\""),
-            ANSWER.replace("\"stop\"", "\"tool_calls\""),
-            ANSWER.replace("\"stop\"", "null"),
-        ] {
-            assert!(!chat_goes_on(&spoiled, &second(assistant, "")), "{spoiled}");
-        }
-        assert!(chat_goes_on(&ANSWER.replace("\"stop\"", "\"length\""), &second(assistant, "")));
-    }
-
-    #[test]
-    fn token_ids_prove_themselves() {
-        let first = turn(r#"{"model":"m","token_ids":[1,2,3],"sampling_params":{}}"#).unwrap();
-        let past = first
-            .past(&spoken(r#"{"choices":[{"index":0,"token_ids":[7,8],"finish_reason":"length"}]}"#))
-            .unwrap();
-        let goes_on =
-            |ids: &str| turn(&format!(r#"{{"model":"m","token_ids":{ids}}}"#)).unwrap().goes_on_from(&past);
-        assert!(goes_on("[1,2,3,7,8,9]") && goes_on("[1,2,3,7,8]"));
-        assert!(!goes_on("[1,2,3,7]") && !goes_on("[1,2,3,8,7,9]"));
         assert!(turn(r#"{"token_ids":[1],"features":{"mm_hashes":{}}}"#).is_none());
         assert!(turn(r#"{"prompt":"x"}"#).is_none());
+    }
+
+    #[test]
+    fn a_chats_tokens_are_told_by_an_engine() {
+        let chat =
+            turn(r#"{"messages":[{"role":"user","content":"hi"}],"model":"m","max_tokens":3,"tools":[ ]}"#)
+                .unwrap();
+        let question = r#"{"messages":[{"role":"user","content":"hi"}],"model":"m","tools":[ ]}"#;
+        assert_eq!(chat.question(), Some(question));
+        let past =
+            chat.past(&spoken(r#"{"prompt_token_ids":[1,2],"choices":[{"token_ids":[5,6]}]}"#), 3).unwrap();
+        assert!(chat.goes_on_from(&past, &[1, 2, 5, 9]));
+        assert!(!chat.goes_on_from(&past, &[1, 2, 4, 5]) && !chat.goes_on_from(&past, &[]));
+        assert!(chat.past(&spoken(r#"{"choices":[{"token_ids":[5,6]}]}"#), 1).is_none());
+    }
+
+    #[test]
+    fn what_tokenize_would_not_see_leaves_a_chat_alone() {
+        for body in [
+            r#"{"messages":[],"reasoning_effort":"high"}"#,
+            r#"{"messages":[{"content":[{"type":"image_url","image_url":{"url":"x"}}]}]}"#,
+            r#"{"messages":[],"documents":[1]}"#,
+        ] {
+            assert!(turn(body).is_none(), "{body}");
+        }
+        assert!(turn(r#"{"messages":[],"reasoning_effort":null,"thread":7}"#).is_some());
     }
 }

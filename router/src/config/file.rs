@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::{KvReadback, LogFormat, WithoutPrefill};
+use super::{LogFormat, WithoutPrefill};
 
 /// Settings from one source; what is absent is left to the next.
 #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
@@ -137,10 +137,10 @@ pub struct Settings {
     /// model that nobody serves; else they stay until the lease ends [default: true]
     #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "EDGE_ROUTER_RELEASE_UNUSED_KV")]
     pub release_unused_kv: Option<bool>,
-    /// Let prefill read back what decode kept of a conversation's last turn, if this proves that the prompt
-    /// goes on from it: token ids, or also equal messages [default: read nothing back]
-    #[arg(long, value_name = "PROOF", env = "EDGE_ROUTER_KV_READBACK")]
-    pub kv_readback: Option<KvReadback>,
+    /// Let prefill read back what decode kept of a conversation's last turn, where both are labelled
+    /// bidirectional_kv_xfer and the prompt's tokens go on from it [default: false]
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "EDGE_ROUTER_KV_READBACK")]
+    pub kv_readback: Option<bool>,
     /// How long after a turn it may be read back; decode must keep it for longer [default: 450]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_KV_READBACK_TTL_S")]
     pub kv_readback_ttl_s: Option<u64>,

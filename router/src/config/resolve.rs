@@ -70,7 +70,7 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         release_unused_kv: settings.release_unused_kv.unwrap_or(true),
         lease,
         readback: ReadbackSettings {
-            mode: settings.kv_readback,
+            enabled: settings.kv_readback.unwrap_or(false),
             ttl: positive("kv_readback_ttl_s", settings.kv_readback_ttl_s, 450, Duration::from_secs)?,
         },
         admin_key: settings.admin_api_key.clone().filter(|key| !key.is_empty()),

@@ -15,7 +15,7 @@ use lru::LruCache;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::body::turn::{Past, Turn};
+use crate::body::turn::Past;
 use crate::headers::CREDENTIALS;
 
 /// Whose conversation it is: a digest, so that no credential is kept.
@@ -45,7 +45,8 @@ impl Owner {
 pub struct Readback {
     /// JSON text of the KV transfer params that decode returned.
     pub params: Bytes,
-    past: Past,
+    /// What it covers.
+    pub past: Past,
     since: Instant,
 }
 
@@ -83,12 +84,10 @@ impl Readbacks {
         while kept.bytes > self.max_bytes && kept.forget_oldest() {}
     }
 
-    /// The KV cache that `turn` goes on from. It is not given out again. Whatever else is kept for the
-    /// owner is forgotten: a conversation that took another way does not come back.
-    pub fn take(&self, owner: Owner, turn: &Turn) -> Option<Readback> {
+    /// What is kept for `owner` and not too old. It is not given out again.
+    pub fn take(&self, owner: Owner) -> Option<Readback> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let readback = kept.remove(owner)?;
-        (readback.since.elapsed() < self.ttl && turn.goes_on_from(&readback.past)).then_some(readback)
+        kept.remove(owner).filter(|readback| readback.since.elapsed() < self.ttl)
     }
 
     /// It was not used after all.
@@ -134,16 +133,13 @@ mod tests {
     use super::*;
     use crate::body::scan::Object;
     use crate::body::spoken::Spoken;
-
-    fn turn(ids: &str) -> Turn {
-        let body = format!(r#"{{"token_ids":{ids}}}"#);
-        Turn::of(&Object::scan(body.into()).unwrap(), false, &[]).unwrap()
-    }
+    use crate::body::turn::Turn;
 
     fn past() -> Past {
+        let turn = Turn::of(&Object::scan("{\"token_ids\":[1,2]}".into()).unwrap(), &[]).unwrap();
         let mut spoken = Spoken::default();
-        spoken.hear_answer(br#"{"choices":[{"token_ids":[3],"finish_reason":"stop"}]}"#);
-        turn("[1,2]").past(&spoken).unwrap()
+        spoken.hear_answer(br#"{"choices":[{"token_ids":[3]}]}"#);
+        turn.past(&spoken, 2).unwrap()
     }
 
     fn owner(conversation: &str, key: &'static str) -> Owner {
@@ -159,11 +155,10 @@ mod tests {
     async fn one_is_given_out_once_and_in_time() {
         let (store, me) = (store(), owner("c", "me"));
         store.keep(me, "{}".into(), past());
-        assert!(store.take(me, &turn("[1,2,3,4]")).is_some());
-        assert!(store.take(me, &turn("[1,2,3,4]")).is_none());
+        assert!(store.take(me).is_some() && store.take(me).is_none());
         store.keep(me, "{}".into(), past());
         tokio::time::advance(Duration::from_secs(450)).await;
-        assert!(store.take(me, &turn("[1,2,3,4]")).is_none());
+        assert!(store.take(me).is_none());
     }
 
     #[test]
@@ -171,21 +166,21 @@ mod tests {
         let store = store();
         store.keep(owner("c", "me"), "{}".into(), past());
         for other in [owner("c", "you"), owner("d", "me"), Owner::new("c", &HeaderMap::new())] {
-            assert!(store.take(other, &turn("[1,2,3,4]")).is_none());
+            assert!(store.take(other).is_none());
         }
-        assert!(store.take(owner("c", "me"), &turn("[1,2,3,4]")).is_some());
+        assert!(store.take(owner("c", "me")).is_some());
     }
 
     #[test]
-    fn another_way_forgets_it_and_one_that_was_not_used_comes_back() {
+    fn one_that_was_not_used_comes_back_unless_there_is_a_newer() {
         let (store, me) = (store(), owner("c", "me"));
-        store.keep(me, "{}".into(), past());
-        assert!(store.take(me, &turn("[1,2,9,4]")).is_none());
-        assert!(store.take(me, &turn("[1,2,3,4]")).is_none());
-        store.keep(me, "{}".into(), past());
-        let unused = store.take(me, &turn("[1,2,3,4]")).unwrap();
+        store.keep(me, "1".into(), past());
+        let unused = store.take(me).unwrap();
+        store.put_back(me, unused.clone());
+        assert_eq!(store.take(me).unwrap().params, "1");
+        store.keep(me, "2".into(), past());
         store.put_back(me, unused);
-        assert!(store.take(me, &turn("[1,2,3,4]")).is_some());
+        assert_eq!(store.take(me).unwrap().params, "2");
     }
 
     #[test]
@@ -198,7 +193,6 @@ mod tests {
         assert_eq!(kept.bytes, kept.by_owner.len() * (1024 + OVERHEAD));
         assert!(kept.bytes <= 64 * 1024 && kept.by_owner.len() == 51);
         drop(kept);
-        assert!(store.take(owner("999", "me"), &turn("[1,2,3]")).is_some());
-        assert!(store.take(owner("0", "me"), &turn("[1,2,3]")).is_none());
+        assert!(store.take(owner("999", "me")).is_some() && store.take(owner("0", "me")).is_none());
     }
 }

@@ -86,11 +86,15 @@ impl Answer {
         if let Some(expected) = watch.expected {
             expected.seen_in(&bytes);
         }
-        if let Some(keeper) = watch.keeper.filter(|_| head.status.is_success()) {
-            let mut spoken = Spoken::default();
-            spoken.hear_answer(&bytes);
-            keeper.answered(&spoken);
-        }
+        let bytes = match watch.keeper.filter(|_| head.status.is_success()) {
+            Some(keeper) => {
+                let mut spoken = Spoken::default();
+                spoken.hear_answer(&bytes);
+                keeper.answered(&spoken);
+                keeper.shown(bytes)
+            }
+            None => bytes,
+        };
         let bytes = match watch.rename {
             Some(rename) => rename.apply(bytes),
             None => bytes,

@@ -8,6 +8,7 @@ use http::HeaderValue;
 use super::account::Account;
 use super::headers::{X_DATA_PARALLEL_RANK, X_REQUEST_ID};
 use super::parse::Parsed;
+use super::readback::Keeper;
 use super::schedule::Scheduled;
 use crate::app::App;
 use crate::body::rename::Rename;
@@ -30,6 +31,8 @@ pub(super) struct Attempt<'a> {
     pub(super) paired: bool,
     /// Where a policy gave the decode leg a request id that clients must not see.
     pub(super) rename: Option<Rename>,
+    /// Listens to decode's answer for the conversation's next turn.
+    pub(super) keeper: Option<Keeper>,
 }
 
 impl<'a> Attempt<'a> {
@@ -46,6 +49,7 @@ impl<'a> Attempt<'a> {
             decode_ahead: None,
             paired: false,
             rename: None,
+            keeper: None,
         }
     }
 
@@ -83,6 +87,7 @@ impl<'a> Attempt<'a> {
         }
         let mut edits: Vec<Edit> = PRIVATE_FIELDS.map(|name| Edit::Remove(name.into())).into();
         edits.extend(leg.edits.iter().cloned());
+        edits.extend(self.keeper.as_ref().and_then(Keeper::edit));
         splice(&self.parsed.client.object, &edits)
     }
 }

@@ -68,6 +68,7 @@ pub(super) async fn run(
 
 /// The leg as it goes to the instance in `scheduled`.
 pub(super) fn request(attempt: &mut Attempt<'_>, leg: &CheckedLeg, scheduled: &Scheduled) -> LegRequest {
+    attempt.keeper = Keeper::of(attempt, scheduled.chosen.instance.spec());
     let mut request = attempt.leg_request(leg, scheduled);
     request.repeatable = !leg.has_params();
     attempt.rename = leg.request_id().map(|theirs| Rename::new(theirs.as_bytes(), &attempt.facts.id));
@@ -210,7 +211,7 @@ pub(super) async fn answered(
                 idle: attempt.app.config.timeouts.stream_idle,
                 expected: attempt.parsed.stateful.then(|| Expected::new(&attempt.app.homes, instance.id())),
                 rename: attempt.rename.take(),
-                keeper: Keeper::of(attempt, instance.spec()),
+                keeper: attempt.keeper.take(),
             };
             Answer::receive(response, scheduled.in_flight, watch).await
         }

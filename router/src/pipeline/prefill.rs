@@ -51,7 +51,7 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
             attempt.pair.decode = Some(decode.chosen.placement());
             attempt.decode_ahead = Some(decode);
         }
-        let Some(leg) = PrefillLeg::prepare(attempt, scheduled) else {
+        let Some(leg) = PrefillLeg::prepare(attempt, scheduled).await else {
             attempt.go_without_prefill();
             return Ok(Prefilled::Skipped);
         };
@@ -97,10 +97,10 @@ pub(super) struct Sent {
 
 impl PrefillLeg {
     /// The leg as the policies want it. `None` if the engine could die of it.
-    fn prepare(attempt: &mut Attempt<'_>, scheduled: Scheduled) -> Option<Self> {
+    async fn prepare(attempt: &mut Attempt<'_>, scheduled: Scheduled) -> Option<Self> {
         let app = attempt.app;
         attempt.account.prefill_at(&scheduled);
-        let offered = readback::offer(attempt, &scheduled);
+        let offered = readback::offer(attempt, &scheduled).await;
         let decided = app.chain.rewrite_prefill(&attempt.facts, attempt.pair, &app.fleet.snapshot());
         let leg = decided.value;
         let reads_back = readback::is_used(attempt, &leg, offered);

@@ -2,15 +2,19 @@
 //! instance of the next one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::Bytes;
+use edge_router_policy::Edit;
 use edge_router_policy::connectors::nixl;
+use http::Method;
+use serde::Deserialize;
 
 use super::attempt::Attempt;
 use super::schedule::Scheduled;
 use crate::app::App;
-use crate::body::spoken::Spoken;
+use crate::body::spoken::{Spoken, without_token_ids};
 use crate::body::turn::Turn;
-use crate::config::KvReadback;
 use crate::fleet::InstanceSpec;
 use crate::handoff::{Owner, Readback, Readbacks};
 use crate::metrics::Metrics;
@@ -20,41 +24,86 @@ use crate::policy::{CheckedLeg, ClientRequest, SessionKey};
 /// the engine's own option. One that does not would wait for good (engine contract §4.4).
 const LABEL: &str = "bidirectional_kv_xfer";
 
+/// For an engine to tell a prompt's tokens.
+const TOKENIZE: Duration = Duration::from_secs(2);
+
+/// Asks an engine for the tokens of prompt and answer (engine contract §0.6).
+const RETURN_TOKEN_IDS: &str = "return_token_ids";
+
 /// A request of a conversation.
 #[derive(Debug, Clone)]
 pub(super) struct OwnTurn {
     owner: Owner,
     turn: Arc<Turn>,
+    /// Whether the client wants to see the token ids.
+    wants_ids: bool,
 }
 
 impl OwnTurn {
     /// The turn that a request is, if the router is to look at it, it names its conversation, and its
-    /// prompt can be compared.
+    /// tokens can be known.
     pub(super) fn of(app: &App, client: &ClientRequest) -> Option<Self> {
-        let mode = app.config.readback.mode?;
+        if !app.config.readback.enabled {
+            return None;
+        }
         let owner = Owner::new(&client.session_key()?, &client.headers);
-        let names: Vec<&str> = client.session_keys.iter().filter_map(SessionKey::field).collect();
-        let turn = Turn::of(&client.object, mode == KvReadback::Messages, &names)?;
-        Some(Self { owner, turn: Arc::new(turn) })
+        let foreign: Vec<&str> = client.session_keys.iter().filter_map(SessionKey::field).collect();
+        let turn = Turn::of(&client.object, &foreign)?;
+        let wants_ids = client.object.is_truthy(RETURN_TOKEN_IDS) || client.object.is_set("token_ids");
+        Some(Self { owner, turn: Arc::new(turn), wants_ids })
     }
 }
 
-pub(super) fn is_bidirectional(spec: &InstanceSpec) -> bool {
+fn is_bidirectional(spec: &InstanceSpec) -> bool {
     spec.label(LABEL).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
-/// Lets the policies see what decode kept of the last turn, if this prefill instance can read it.
-pub(super) fn offer(attempt: &Attempt<'_>, prefill: &Scheduled) -> Option<Readback> {
+/// Lets the policies see what decode kept of the last turn, if this prefill instance can read it and the
+/// prompt goes on from it.
+pub(super) async fn offer(attempt: &Attempt<'_>, prefill: &Scheduled) -> Option<Readback> {
     let own = attempt.parsed.turn.as_ref().filter(|_| is_bidirectional(prefill.chosen.instance.spec()))?;
-    let readback = attempt.app.readbacks.take(own.owner, &own.turn)?;
+    let app = attempt.app;
+    let readback = app.readbacks.take(own.owner)?;
+    let told = match own.turn.question() {
+        None => Vec::new(),
+        Some(question) => match tokens(attempt, prefill, question).await {
+            Some(told) => told,
+            None => {
+                app.readbacks.put_back(own.owner, readback);
+                return None;
+            }
+        },
+    };
+    if !own.turn.goes_on_from(&readback.past, &told) {
+        // A conversation that took another way does not come back to it.
+        app.metrics.request.orphaned();
+        return None;
+    }
     attempt.facts.set_readback(Some(readback.params.clone()));
     Some(readback)
 }
 
+/// The prompt's tokens, as the prefill instance tells them.
+async fn tokens(attempt: &Attempt<'_>, prefill: &Scheduled, question: &str) -> Option<Vec<u32>> {
+    #[derive(Deserialize)]
+    struct Told {
+        tokens: Vec<u32>,
+    }
+    let body = Bytes::copy_from_slice(question.as_bytes());
+    let headers = attempt.parsed.headers.clone();
+    let asked = prefill.chosen.instance.ask(Method::POST, "/tokenize", headers, body, TOKENIZE).await;
+    let (status, answer) = asked.ok()?;
+    status
+        .is_success()
+        .then(|| serde_json::from_slice::<Told>(&answer).ok())
+        .flatten()
+        .map(|told| told.tokens)
+}
+
 /// Whether the leg uses what was offered; if not, it is kept for another.
 pub(super) fn is_used(attempt: &Attempt<'_>, leg: &CheckedLeg, offered: Option<Readback>) -> bool {
-    attempt.facts.set_readback(None);
     let Some(readback) = offered else { return false };
+    attempt.facts.set_readback(None);
     if leg.params().next_back().is_some_and(|params| params.as_bytes() == readback.params) {
         attempt.app.metrics.request.read_back();
         return true;
@@ -83,12 +132,30 @@ impl Keeper {
         Some(Self { own, decode: decode.address.clone(), readbacks, metrics })
     }
 
+    /// What the leg needs so that the answer names its tokens.
+    pub(super) fn edit(&self) -> Option<Edit> {
+        let edit = Edit::Set { name: RETURN_TOKEN_IDS.into(), value: "true".into() };
+        (!self.own.wants_ids).then_some(edit)
+    }
+
+    /// The answer, or events of it, as the client wants to see them.
+    pub(super) fn shown(&self, text: Bytes) -> Bytes {
+        if self.own.wants_ids { text } else { without_token_ids(text) }
+    }
+
     /// The answer has ended.
     pub(super) fn answered(&self, spoken: &Spoken) {
+        #[derive(Deserialize)]
+        struct Kept {
+            remote_num_tokens: usize,
+        }
         let Some(params) = spoken.kv_params().and_then(|params| std::str::from_utf8(params).ok()) else {
             return;
         };
-        match self.own.turn.past(spoken) {
+        let past = serde_json::from_str(params)
+            .ok()
+            .and_then(|kept: Kept| self.own.turn.past(spoken, kept.remote_num_tokens));
+        match past {
             Some(past) => {
                 let params = nixl::with_routable_host(params, &self.decode).into_owned();
                 self.readbacks.keep(self.own.owner, params.into(), past);

@@ -134,6 +134,10 @@ impl Stream {
                         Some(filter) => filter.push(data),
                         None => data,
                     };
+                    let data = match &self.keeper {
+                        Some(keeper) => keeper.shown(data),
+                        None => data,
+                    };
                     // Nobody asks again for an answer of a known length that is complete.
                     if is_last && self.filter.is_none() {
                         self.end(account.as_deref_mut());
