@@ -231,6 +231,7 @@ fn may_start_over(
         }
         (LOAD_FAILED, Some(prefill)) if carried_handle => {
             retries.failed(prefill.instance);
+            attempt.app.discovery.doubt_engine_ids();
             retries.take_any(attempt.app, Phase::Decode)
         }
         (status, _) if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
