@@ -94,7 +94,7 @@ async fn plain_legs_exchange_nothing() -> Result<()> {
     Ok(())
 }
 
-/// A router with these policies, whose prefill and decode instance have these labels.
+/// A router with these policies, whose prefill and decode instances have these labels.
 async fn labelled(fleet: &Fleet, policies: &[&str], prefill: &str, decode: &str) -> Result<Router> {
     let instance = |role: &str, engine: &Engine, labels: &str| {
         format!(
@@ -102,8 +102,11 @@ async fn labelled(fleet: &Fleet, policies: &[&str], prefill: &str, decode: &str)
             engine.address()
         )
     };
-    let toml =
-        instance("prefill", &fleet.prefill[0], prefill) + &instance("decode", &fleet.decode[0], decode);
+    let prefills = fleet.prefill.iter().map(|engine| instance("prefill", engine, prefill));
+    let decodes = fleet.decode.iter().map(|engine| instance("decode", engine, decode));
+    // Probed once; then their health is up to the requests.
+    let toml: String =
+        std::iter::once("probe_interval_ms = 3600000\n".into()).chain(prefills).chain(decodes).collect();
     let router = Router::builder().config_toml(&toml).patient();
     let router = policies.iter().fold(router, |router, policy| router.policy(policy));
     if !policies.contains(&MORIIO[0]) {
@@ -207,5 +210,21 @@ async fn p2p_nccl_names_both_peers_in_one_request_id() -> Result<()> {
         assert!(body.get("kv_transfer_params").is_none(), "{body}");
     }
     fleet.assert_quiescent().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_decode_instance_waits_for_what_p2p_nccl_sent_to_another() -> Result<()> {
+    let mut fleet = Fleet::start_with(1, 2, EngineBuilder::without_connector).await?;
+    fleet.expect_violations();
+    let label = r#"zmq_address = "10.9.9.9:1""#;
+    let router = labelled(&fleet, &["p2p_nccl.wasm"], label, label).await?;
+    fleet.decode[0].kill().await;
+    all_right(&fleet, &router, 4, 1).await?;
+    // A decode instance that is given up for another costs a fresh prefill: the KV cache went to the first.
+    let (prefill, decode) =
+        (headers(&fleet.prefill[0], "x-request-id"), headers(&fleet.decode[1], "x-request-id"));
+    assert!(prefill.len() > 4 && decode.len() == 4, "{prefill:?} {decode:?}");
+    assert!(decode.iter().all(|id| prefill.contains(id)), "{prefill:?} {decode:?}");
     Ok(())
 }

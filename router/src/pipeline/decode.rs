@@ -55,7 +55,8 @@ pub(super) async fn run(
                     handle.not_used_after_all();
                 }
                 failed(attempt, &scheduled, retries, error, false)?;
-                if attempt.paired && handle.is_some() {
+                // With or without a handle: prefill was told who comes, and no other can fetch it.
+                if attempt.paired && attempt.pair.prefill.is_some() {
                     return Ok(Decoded::TryAgain);
                 }
             }
