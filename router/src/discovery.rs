@@ -73,6 +73,7 @@ pub struct Discovery {
     fleet: Arc<Fleet>,
     /// In the order in which the sources were made; the admin API is the first.
     voices: Mutex<Vec<Voice>>,
+    doubt: Arc<bootstrap::Doubt>,
 }
 
 /// The admin API's place among the voices.
@@ -89,7 +90,7 @@ impl Discovery {
     /// For a fleet in which nobody else has a say.
     pub fn new(fleet: Arc<Fleet>) -> Arc<Self> {
         let admin = Voice::new("admin".into(), false);
-        Arc::new(Self { fleet, voices: Mutex::new(vec![admin]) })
+        Arc::new(Self { fleet, voices: Mutex::new(vec![admin]), doubt: Arc::default() })
     }
 
     /// A new source, called `name` in logs and `/status`. Its labels win over those of the sources before.
@@ -125,7 +126,8 @@ impl Discovery {
             }
         }
         let (fleet, servers) = (Arc::clone(&self.fleet), settings.mooncake_bootstrap.clone());
-        tokio::spawn(bootstrap::watch(fleet, servers, self.describing_source("mooncake bootstrap")));
+        let (doubt, source) = (Arc::clone(&self.doubt), self.describing_source("mooncake bootstrap"));
+        tokio::spawn(bootstrap::watch(fleet, servers, doubt, source));
         if let Some(registration) = settings.registration {
             let listener = TcpListener::bind(registration.listen).await?;
             tracing::info!("engines may register on {}", listener.local_addr()?);
@@ -133,6 +135,12 @@ impl Discovery {
             tokio::spawn(registration::listen(listener, registration.ttl, metrics, source));
         }
         Ok(())
+    }
+
+    /// A decode instance could not fetch a KV cache, maybe because prefill has restarted and has other engine
+    /// ids by now: asks for them soon, at most once a second. Cheap; of no effect where none are asked for.
+    pub fn doubt_engine_ids(&self) {
+        self.doubt.raise();
     }
 
     /// Adds an instance in the name of the admin API. Must be called within the runtime.

@@ -1,10 +1,11 @@
-//! The MoRIIO connector, READ and WRITE, run serially: prefill is told which
-//! decode instance will take the KV cache, decode gets what prefill returned.
+//! The MoRIIO connector, READ and WRITE: prefill is told which decode instance
+//! will take the KV cache, decode gets what prefill returned. In WRITE mode both
+//! may start together.
 
 use std::collections::HashMap;
 
 use edge_router_policy::connectors::moriio::{LabelError, Peer, Transfer};
-use edge_router_policy::connectors::plain;
+use edge_router_policy::connectors::{plain, prefill_answer};
 use edge_router_policy::{
     Handoff, Instance, InstanceId, Leg, Manifest, Pair, Placement, Policy, PolicyError, Request, parse_config,
 };
@@ -20,6 +21,7 @@ pub struct Moriio {
 #[serde(deny_unknown_fields, default)]
 struct Config {
     address_by_request_id: bool,
+    concurrent: bool,
 }
 
 impl Policy for Moriio {
@@ -28,7 +30,8 @@ impl Policy for Moriio {
     }
 
     fn manifest(&self) -> Manifest {
-        edge_router_policy::manifest!().with_handoff(Handoff::SerialPaired)
+        let handoff = if self.config.concurrent { Handoff::Concurrent } else { Handoff::SerialPaired };
+        edge_router_policy::manifest!().with_handoff(handoff)
     }
 
     fn instances_changed(&mut self, instances: &[Instance]) {
@@ -52,10 +55,13 @@ impl Policy for Moriio {
         kv_params: Option<&str>,
     ) -> Result<Option<Leg>, PolicyError> {
         let transfer = self.transfer(request, pair)?;
-        let Some(kv_params) = kv_params else { return Ok(Some(Leg::new())) };
-        let rank = |placement: Option<Placement>| placement.and_then(|placement| placement.dp_rank);
-        let leg = transfer.decode_leg(kv_params, rank(pair.prefill), rank(pair.decode)).map_err(told)?;
-        Ok(Some(self.addressed(&transfer, leg)))
+        let starts_together = self.config.concurrent && !prefill_answer::has_arrived(request);
+        let leg = match kv_params {
+            Some(kv_params) => Some(transfer.decode_leg(kv_params).map_err(told)?),
+            None if starts_together => transfer.decode_leg_ahead(),
+            None => None,
+        };
+        Ok(Some(leg.map(|leg| self.addressed(&transfer, leg)).unwrap_or_default()))
     }
 }
 
@@ -69,7 +75,7 @@ impl Moriio {
             );
         };
         let (from, to) = (self.peer(prefill)?, self.peer(decode)?);
-        Transfer::new(&request.id(), prefill.instance, from, to).map_err(told)
+        Transfer::new(&request.id(), (prefill, from), (decode, to)).map_err(told)
     }
 
     fn peer(&self, placement: Placement) -> Result<&Peer, PolicyError> {

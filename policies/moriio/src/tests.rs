@@ -6,6 +6,10 @@ use super::*;
 const DECODE: &str = "host:10.0.0.2,handshake:6301,notify:61005";
 
 fn fleet(prefill_mode: &str) -> Fleet {
+    fleet_of(prefill_mode, "READ")
+}
+
+fn fleet_of(prefill_mode: &str, decode_mode: &str) -> Fleet {
     testing::fleet()
         .prefill("10.0.0.1:8000")
         .label("handshake_port", "6301")
@@ -13,7 +17,7 @@ fn fleet(prefill_mode: &str) -> Fleet {
         .label("transfer_mode", prefill_mode)
         .decode("10.0.0.2:8000")
         .label("zmq_address", DECODE)
-        .label("transfer_mode", "READ")
+        .label("transfer_mode", decode_mode)
 }
 
 fn pair() -> Pair {
@@ -76,6 +80,40 @@ fn without_a_kv_cache_decode_gets_the_plain_body() {
     assert_eq!(merged(&mut policy, pair(), None).unwrap(), Some(Leg::new()));
 }
 
+const CONCURRENT: &str = r#"{"concurrent": true}"#;
+
+#[test]
+fn in_write_mode_decode_is_told_before_prefill_has_answered_if_wanted() {
+    let mut policy = testing::load::<Moriio>(CONCURRENT, fleet_of("WRITE", "WRITE"));
+    assert_eq!(policy.policy().manifest().handoff, Some(Handoff::Concurrent));
+    let prefill = prefill_leg(&mut policy, pair());
+    let ahead = merged(&mut policy, pair(), None).unwrap().unwrap();
+    let params = value(&ahead, "kv_transfer_params").unwrap();
+    for told in [r#""do_remote_prefill":true"#, r#""remote_block_ids":null"#, r#""remote_engine_id":null"#] {
+        assert!(params.contains(told), "{params}");
+    }
+    // Run one after the other all the same, what prefill answered counts.
+    let after = merged(&mut policy, pair(), Some(&answer(&prefill))).unwrap().unwrap();
+    assert!(value(&after, "kv_transfer_params").unwrap().contains(r#""remote_block_ids":[[1]]"#));
+}
+
+#[test]
+fn what_can_not_start_together_has_no_params_before_prefill_has_answered() {
+    for (config, mode) in [(CONCURRENT, "READ"), ("{}", "WRITE")] {
+        let mut policy = testing::load::<Moriio>(config, fleet_of(mode, mode));
+        assert_eq!(merged(&mut policy, pair(), None).unwrap(), Some(Leg::new()), "{mode}");
+    }
+}
+
+#[test]
+fn decode_is_not_told_to_wait_for_a_prefill_that_answered_without_params() {
+    let mut policy = testing::load::<Moriio>(CONCURRENT, fleet_of("WRITE", "WRITE"));
+    let request =
+        testing::request("/v1/completions").json(r#"{"prompt": "p"}"#).prefill_answer(r#"{"usage": {}}"#);
+    let leg = policy.policy().merge_kv_params(&request.as_request(), pair(), None);
+    assert_eq!(leg.unwrap(), Some(Leg::new()));
+}
+
 #[test]
 fn what_is_wrong_with_the_fleet_is_told_when_the_legs_are_merged() {
     let told = |fleet: Fleet, pair| {
@@ -85,7 +123,8 @@ fn what_is_wrong_with_the_fleet_is_told_when_the_legs_are_merged() {
         merged(&mut policy, pair, None).unwrap_err()
     };
     let unlabelled = testing::fleet().prefill("10.0.0.1:8000").decode("10.0.0.2:8000");
-    assert_eq!(told(unlabelled, pair()), "instance 10.0.0.1:8000 has no label `handshake_port`");
+    let missing = told(unlabelled, pair());
+    assert!(missing.starts_with("instance 10.0.0.1:8000 has no label `handshake_port`: "), "{missing}");
     assert!(told(fleet("WRITE"), pair()).contains("they can't serve one request"));
     assert_eq!(told(testing::fleet(), pair()), "instance 1 has left the fleet");
     let serial = Pair { decode: None, ..pair() };
@@ -101,6 +140,8 @@ fn it_leaves_scheduling_to_others() {
 #[test]
 fn a_configuration_that_makes_no_sense_is_refused() {
     let refusal = |config| Moriio::configure(config).err().unwrap().to_string();
-    assert!(refusal(r#"{"by_request_id": true}"#).contains("expected `address_by_request_id`"));
+    assert!(
+        refusal(r#"{"by_request_id": true}"#).contains("expected `address_by_request_id` or `concurrent`")
+    );
     assert!(refusal(r#"{"address_by_request_id": "yes"}"#).starts_with("`address_by_request_id`: invalid"));
 }

@@ -1,67 +1,93 @@
-//! NIXL's push connector, run serially: decode gets the coordinates that
-//! prefill returned.
+//! NIXL's push connector: decode gets the coordinates that prefill returned, or,
+//! where both legs start together, those that the instance's labels name.
 
-use edge_router_policy::connectors::nixl_push;
-use edge_router_policy::{Leg, Manifest, Pair, Policy, PolicyError, Request, parse_config};
+use std::collections::{HashMap, HashSet};
+
+use edge_router_policy::connectors::labels::LabelError;
+use edge_router_policy::connectors::nixl_push::{self, Coordinates};
+use edge_router_policy::connectors::prefill_answer;
+use edge_router_policy::{
+    Handoff, Instance, InstanceId, Leg, Manifest, Pair, Placement, Policy, PolicyError, Request, log,
+    parse_config,
+};
 
 /// Shapes the legs; leaves it to others where they go.
-pub struct NixlPush;
+pub struct NixlPush {
+    config: Config,
+    coordinates: HashMap<InstanceId, Result<Coordinates, LabelError>>,
+    /// Those of whom it was said that they lack a label.
+    said: HashSet<InstanceId>,
+}
 
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Config {}
+/// See README.md for what it is good for.
+#[derive(serde::Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct Config {
+    concurrent: bool,
+}
 
 impl Policy for NixlPush {
     fn configure(config: &str) -> Result<Self, PolicyError> {
-        let Config {} = parse_config(config)?;
-        Ok(Self)
+        Ok(Self { config: parse_config(config)?, coordinates: HashMap::new(), said: HashSet::new() })
     }
 
     fn manifest(&self) -> Manifest {
-        edge_router_policy::manifest!()
+        let manifest = edge_router_policy::manifest!();
+        if self.config.concurrent { manifest.with_handoff(Handoff::Concurrent) } else { manifest }
     }
 
-    fn rewrite_prefill(&mut self, request: &Request<'_>, _: Pair) -> Result<Option<Leg>, PolicyError> {
-        Ok(Some(nixl_push::prefill_leg(request)))
+    fn instances_changed(&mut self, instances: &[Instance]) {
+        self.coordinates =
+            instances.iter().map(|instance| (instance.id, Coordinates::of(instance))).collect();
+        self.said.retain(|id| self.coordinates.contains_key(id));
+    }
+
+    fn rewrite_prefill(&mut self, request: &Request<'_>, pair: Pair) -> Result<Option<Leg>, PolicyError> {
+        let leg = nixl_push::prefill_leg(request);
+        Ok(Some(match self.named(pair) {
+            Some((Ok(coordinates), placement)) if self.config.concurrent => {
+                coordinates.pinned(leg, request, placement)
+            }
+            _ => leg,
+        }))
     }
 
     fn merge_kv_params(
         &mut self,
-        _: &Request<'_>,
-        _: Pair,
+        request: &Request<'_>,
+        pair: Pair,
         kv_params: Option<&str>,
     ) -> Result<Option<Leg>, PolicyError> {
+        if self.config.concurrent && kv_params.is_none() && !prefill_answer::has_arrived(request) {
+            return Ok(Some(self.decode_leg_ahead(request, pair).unwrap_or_default()));
+        }
         nixl_push::decode_leg(kv_params).map(Some).map_err(|error| PolicyError::new(error.to_string()))
+    }
+}
+
+impl NixlPush {
+    /// The decode leg that starts together with prefill's; `None` if too little
+    /// is known for it.
+    fn decode_leg_ahead(&mut self, request: &Request<'_>, pair: Pair) -> Option<Leg> {
+        let placement = pair.prefill?;
+        match self.coordinates.get(&placement.instance)? {
+            Ok(coordinates) => coordinates.decode_leg(request, placement),
+            Err(missing) => {
+                if self.said.insert(placement.instance) {
+                    log::warn(&format!("legs run one after the other: {missing}"));
+                }
+                None
+            }
+        }
+    }
+
+    fn named(&self, pair: Pair) -> Option<(&Result<Coordinates, LabelError>, Placement)> {
+        let placement = pair.prefill?;
+        Some((self.coordinates.get(&placement.instance)?, placement))
     }
 }
 
 edge_router_policy::export!(NixlPush);
 
 #[cfg(test)]
-mod tests {
-    use edge_router_policy::{Phase, testing};
-
-    use super::*;
-
-    fn merged(kv_params: Option<&str>) -> Result<Option<Leg>, PolicyError> {
-        let mut policy = testing::load::<NixlPush>("{}", testing::fleet());
-        let request = testing::request("/v1/completions").json(r#"{"prompt": "p"}"#);
-        policy.policy().merge_kv_params(&request.as_request(), Pair::default(), kv_params)
-    }
-
-    #[test]
-    fn what_prefill_returned_is_handed_on_if_it_is_push() {
-        let push = r#"{"do_remote_prefill":true,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1,"transfer_mode":"push"}"#;
-        assert_eq!(merged(Some(push)).unwrap(), Some(Leg::new().set("kv_transfer_params", push.to_owned())));
-        let refused = merged(Some(&push.replace("\"push\"", "\"pull\""))).unwrap_err().to_string();
-        assert!(refused.contains("the policy `nixl`"), "{refused}");
-        assert_eq!(merged(None).unwrap(), Some(Leg::new()));
-    }
-
-    #[test]
-    fn it_leaves_scheduling_to_others_and_takes_no_parameters() {
-        let mut policy = testing::load::<NixlPush>("{}", testing::fleet().decode("d:1"));
-        assert_eq!(policy.pick(Phase::Decode, &testing::request("/v1/completions")), None);
-        assert!(NixlPush::configure(r#"{"x": 1}"#).is_err());
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
-//! MoRIIO (ROCm), READ and WRITE, run serially: prefill is told which decode
-//! instance will take the KV cache, and answers with all that decode needs.
-//! vLLM calls this the returnable path.
+//! MoRIIO (ROCm), READ and WRITE: prefill is told which decode instance will
+//! take the KV cache, and answers with all that decode needs; vLLM calls this
+//! the returnable path. In WRITE mode decode needs no answer, so that both legs
+//! may also start together.
 //!
 //! Field names and rules follow vLLM 0.33 (`kv_connector/v1/moriio/`). Peers
 //! find each other by the params; engines that know only the request id take
@@ -8,13 +9,14 @@
 
 use serde_json::{Value, json};
 
-use super::KV_TRANSFER_PARAMS;
 use super::nixl::name_a_block;
 use super::params::Params;
 use super::single_token::{self, Token};
-use crate::{InstanceId, Leg, Request};
+use super::{DATA_PARALLEL_RANK, KV_TRANSFER_PARAMS, agreed};
+use crate::{Leg, Placement, Request};
 
-pub use peer::{LabelError, Mode, Peer};
+pub use super::labels::LabelError;
+pub use peer::{Mode, Peer};
 
 mod peer;
 
@@ -57,23 +59,26 @@ pub enum Refused {
 pub struct Transfer<'a> {
     prefill: &'a Peer,
     decode: &'a Peer,
-    /// What joins the two legs. 32 hexadecimal digits.
+    /// The DP rank that the prefill leg is pinned to.
+    prefill_rank: Option<u32>,
+    /// The same of the decode leg.
+    decode_rank: Option<u32>,
+    /// What joins the two legs.
     key: String,
 }
 
 impl<'a> Transfer<'a> {
-    /// A transfer for the attempt with this request id. The prefill instance is
-    /// part of its key too, as an attempt may try several of them: engines
-    /// ignore a key that they have seen end, and decode would wait for good.
+    /// A transfer for the attempt with this request id. In WRITE mode decode
+    /// sends its blocks to one rank, so that a prefill leg which is pinned to
+    /// none is pinned here if there are several: unpinned means rank 0.
     ///
     /// # Errors
     ///
     /// When one of the two reads and the other writes.
     pub fn new(
         request_id: &str,
-        prefill_id: InstanceId,
-        prefill: &'a Peer,
-        decode: &'a Peer,
+        (from, prefill): (Placement, &'a Peer),
+        (to, decode): (Placement, &'a Peer),
     ) -> Result<Self, Refused> {
         if prefill.mode != decode.mode {
             return Err(Refused::ModesDiffer {
@@ -83,8 +88,15 @@ impl<'a> Transfer<'a> {
                 decode_mode: decode.mode,
             });
         }
-        let key = format!("{:032x}", fnv1a(format!("{request_id}@{prefill_id}").as_bytes()));
-        Ok(Self { prefill, decode, key })
+        let must_pin = prefill.mode == Mode::Write && prefill.dp_size > 1;
+        let pinned_here = || must_pin.then(|| agreed::rank(request_id, prefill.dp_size));
+        Ok(Self {
+            prefill,
+            decode,
+            prefill_rank: from.dp_rank.or_else(pinned_here),
+            decode_rank: to.dp_rank,
+            key: agreed::key(request_id, from.instance),
+        })
     }
 
     /// The request id in the form that names both peers, for engines that look
@@ -113,23 +125,48 @@ impl<'a> Transfer<'a> {
             "remote_dp_size": self.decode.dp_size,
             "remote_tp_size": self.decode.tp_size,
         });
-        single_token::leg(request, Token::NotTheEnd).set_json(KV_TRANSFER_PARAMS, params)
+        let leg = single_token::leg(request, Token::NotTheEnd).set_json(KV_TRANSFER_PARAMS, params);
+        match self.prefill_rank {
+            Some(rank) => leg.header(DATA_PARALLEL_RANK, rank.to_string()),
+            None => leg,
+        }
     }
 
-    /// The decode leg: the client's body and what prefill returned, with what
-    /// older engines leave out. `prefill_rank` and `decode_rank` are the DP
-    /// ranks that the router has pinned the legs to.
+    /// The decode leg that starts together with prefill's, in WRITE mode:
+    /// prefill writes into the blocks that decode sends it. In READ mode
+    /// decode would read nothing and not notice, so that there is none.
+    pub fn decode_leg_ahead(&self) -> Option<Leg> {
+        if self.prefill.mode == Mode::Read {
+            return None;
+        }
+        let prefill = self.prefill;
+        let mut params = json!({
+            "do_remote_decode": false,
+            "do_remote_prefill": true,
+            "remote_engine_id": null,
+            "remote_block_ids": null,
+            "transfer_id": self.id(),
+            "remote_host": prefill.host,
+            "remote_handshake_port": prefill.handshake_port,
+            "remote_notify_port": prefill.notify_port,
+            "remote_dp_size": prefill.dp_size,
+            "remote_tp_size": prefill.tp_size,
+            "remote_dp_rank_override": self.is_one_rank(self.prefill_rank),
+        });
+        if let Some(rank) = self.prefill_rank {
+            params["remote_dp_rank"] = rank.into();
+        }
+        Some(Leg::new().set_json(KV_TRANSFER_PARAMS, params))
+    }
+
+    /// The decode leg after prefill: the client's body and what prefill
+    /// returned, with what older engines leave out.
     ///
     /// # Errors
     ///
     /// When decode could not take the KV cache with it, or would take nothing
     /// and not notice.
-    pub fn decode_leg(
-        &self,
-        kv_params: &str,
-        prefill_rank: Option<u32>,
-        decode_rank: Option<u32>,
-    ) -> Result<Leg, Refused> {
+    pub fn decode_leg(&self, kv_params: &str) -> Result<Leg, Refused> {
         let answer = Params::parse(kv_params).map_err(|error| Refused::Malformed(error.to_string()))?;
         self.check(&answer)?;
         let prefill = self.prefill;
@@ -142,13 +179,13 @@ impl<'a> Transfer<'a> {
             ("remote_dp_size", prefill.dp_size.to_string()),
             ("remote_tp_size", tp_size),
         ];
-        added.extend(prefill_rank.map(|rank| ("remote_dp_rank", rank.to_string())));
+        added.extend(self.prefill_rank.map(|rank| ("remote_dp_rank", rank.to_string())));
         added.retain(|(name, _)| answer.get(name).is_none());
         let nulls = ["remote_engine_id", "remote_block_ids"].into_iter().filter(|name| !answer.has(name));
         added.extend(nulls.map(|name| (name, "null".to_owned())));
         if prefill.mode == Mode::Write {
-            let rank = answer.get("remote_dp_rank").and_then(|rank| rank.parse().ok()).or(prefill_rank);
-            added.push(("remote_dp_rank_override", self.is_one_rank(rank, decode_rank).to_string()));
+            let rank = answer.get("remote_dp_rank").and_then(|rank| rank.parse().ok()).or(self.prefill_rank);
+            added.push(("remote_dp_rank_override", self.is_one_rank(rank).to_string()));
         }
         Ok(Leg::new().set(KV_TRANSFER_PARAMS, answer.with(&added)))
     }
@@ -180,17 +217,10 @@ impl<'a> Transfer<'a> {
     /// Whether both legs run on the same DP rank for certain. A decode engine
     /// with `remote_dp_rank_override` announces its blocks only if its own rank
     /// is prefill's, so on another one prefill would never write.
-    fn is_one_rank(&self, prefill_rank: Option<u32>, decode_rank: Option<u32>) -> bool {
-        self.prefill.dp_size == self.decode.dp_size && decode_rank.is_some() && prefill_rank == decode_rank
+    fn is_one_rank(&self, prefill_rank: Option<u32>) -> bool {
+        let are_pinned = self.decode_rank.is_some() && prefill_rank == self.decode_rank;
+        are_pinned && self.prefill.dp_size == self.decode.dp_size
     }
-}
-
-/// FNV-1a of 128 bits: the same in every process, so that both legs agree on it
-/// over a reload of the policy.
-fn fnv1a(bytes: &[u8]) -> u128 {
-    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    bytes.iter().fold(OFFSET, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
 }
 
 #[cfg(test)]

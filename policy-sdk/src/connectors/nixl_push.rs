@@ -1,6 +1,7 @@
 //! NIXL, push: decode registers its blocks with prefill, which writes into
 //! them. Run serially, prefill's own answer names all coordinates, so that no
-//! engine ids need to be configured.
+//! engine ids need to be configured; to start both legs together, decode is
+//! told them from [labels](Coordinates).
 //!
 //! Prefill finds the registration by the request id, so both legs must carry
 //! the same `X-Request-Id`, endpoint and `n` (vLLM 0.33, `push_worker.py`): the
@@ -9,6 +10,10 @@
 use super::nixl::{self, Unusable};
 use super::params::Params;
 use crate::{Leg, Request};
+
+pub use coordinates::Coordinates;
+
+mod coordinates;
 
 /// The prefill leg, which is that of pull.
 pub fn prefill_leg(request: &Request<'_>) -> Leg {

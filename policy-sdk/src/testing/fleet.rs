@@ -53,6 +53,24 @@ impl Fleet {
         self
     }
 
+    /// Gives the instance that was added last so many data-parallel ranks.
+    #[must_use]
+    pub fn dp_size(mut self, dp_size: u32) -> Self {
+        if let Some((instance, _)) = self.members.last_mut() {
+            instance.dp_size = dp_size;
+        }
+        self
+    }
+
+    /// Gives the instance that was added last this tensor-parallel size.
+    #[must_use]
+    pub fn tp_size(mut self, tp_size: u32) -> Self {
+        if let Some((instance, _)) = self.members.last_mut() {
+            instance.tp_size = tp_size;
+        }
+        self
+    }
+
     /// Takes an instance out.
     pub fn remove(&mut self, address: &str) {
         self.members.retain(|(instance, _)| instance.address != address);

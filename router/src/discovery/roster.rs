@@ -7,6 +7,10 @@ use thiserror::Error;
 
 use crate::fleet::InstanceSpec;
 
+/// Label with the seconds that a prefill instance keeps a KV cache for decode. Sources that know the connector
+/// give its default; who is heard before them knows better, so that of this label the first said wins.
+pub(super) const KV_LEASE: &str = "kv_lease_s";
+
 /// Why instances make no roster.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RosterError {
@@ -97,8 +101,8 @@ pub(super) fn plus(known: Role, more: Role) -> Role {
 }
 
 /// The instances of all entries that count, each address once: with every role that is said of it, the
-/// largest sizes (who knows none says 1), and all labels, of which the last said wins. What `more` says
-/// counts only of those that are there.
+/// largest sizes (who knows none says 1), and all labels, of which the last said wins ([`KV_LEASE`]: the
+/// first). What `more` says counts only of those that are there.
 pub(super) fn lay_over<'a>(
     entries: impl Iterator<Item = &'a Entry>,
     more: impl Iterator<Item = &'a Entry>,
@@ -126,7 +130,12 @@ fn merge(known: &mut InstanceSpec, more: &InstanceSpec, role: Role) {
     known.role = plus(known.role, role);
     known.dp_size = known.dp_size.max(more.dp_size);
     known.tp_size = known.tp_size.max(more.tp_size);
-    let labels = known.labels.drain(..).chain(more.labels.iter().cloned());
     // Sorted, so that the same words never look like others.
-    known.labels = labels.collect::<BTreeMap<_, _>>().into_iter().collect();
+    let mut labels: BTreeMap<_, _> = known.labels.drain(..).collect();
+    for (name, value) in more.labels.iter().cloned() {
+        if name != KV_LEASE || !labels.contains_key(&name) {
+            labels.insert(name, value);
+        }
+    }
+    known.labels = labels.into_iter().collect();
 }

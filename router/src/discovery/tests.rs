@@ -53,6 +53,25 @@ async fn an_instance_stays_until_the_last_source_drops_it() {
 }
 
 #[tokio::test]
+async fn who_knows_a_connectors_default_lease_does_not_overrule_who_knows_better() {
+    let discovery = discovery();
+    let [file, live] = ["file", "registration"].map(|name| discovery.source(name));
+    let bootstrap = discovery.describing_source("bootstrap");
+    let leased = |seconds: &str| {
+        let labels = vec![("kv_lease_s".to_owned(), seconds.to_owned())];
+        roster([InstanceSpec { labels, ..prefill("a:1") }])
+    };
+    let known = || discovery.fleet.snapshot().instances[0].spec().labels.clone();
+    live.announce(leased("60"));
+    assert_eq!(known()[0].1, "60");
+    for (said, expected) in [(leased("20"), "20"), (roster([prefill("a:1")]), "60")] {
+        file.announce(said);
+        bootstrap.announce(leased("480"));
+        assert_eq!(known()[0].1, expected);
+    }
+}
+
+#[tokio::test]
 async fn what_several_say_of_an_instance_is_put_together() {
     let discovery = discovery();
     let (file, live) = (discovery.source("file"), discovery.source("registration"));

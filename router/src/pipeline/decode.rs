@@ -50,9 +50,10 @@ pub(super) async fn run(
         let request = request(attempt, &leg, &scheduled);
         match instance.pool().send(&request, attempt.app.config.timeouts.decode_head).await {
             Err(error) => {
-                let may_start_again = error.never_sent();
+                let may_go_on = error.never_sent();
                 unanswered(attempt, &scheduled, retries, error, carried)?;
-                if !may_start_again || (attempt.paired && handle.is_some()) {
+                // With or without a handle: prefill was told who comes, and no other can fetch it.
+                if !may_go_on || (attempt.paired && attempt.pair.prefill.is_some()) {
                     return Ok(Decoded::TryAgain);
                 }
             }
@@ -291,6 +292,7 @@ fn may_start_over(
         }
         (LOAD_FAILED, Some(prefill)) if carries_params => {
             retries.failed(prefill.instance);
+            attempt.app.discovery.doubt_engine_ids();
             retries.take_any(attempt.app, Phase::Decode)
         }
         (status, _) if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {

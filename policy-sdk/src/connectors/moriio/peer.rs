@@ -1,10 +1,13 @@
 //! What MoRIIO needs to know of an engine, from the instance's labels.
 
 use std::fmt;
-use std::str::FromStr;
 
 use crate::Instance;
 use crate::connectors::address;
+use crate::connectors::labels::{self, LabelError, malformed};
+
+const REMEDY: &str =
+    "engines that register bring it along (--registration-listen); else write it down with the instance";
 
 /// Who moves the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,31 +25,6 @@ impl fmt::Display for Mode {
             Self::Write => "WRITE",
         })
     }
-}
-
-/// A label that is not as MoRIIO needs it.
-#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-pub enum LabelError {
-    /// It is not there.
-    #[error("instance {instance} has no label `{label}`")]
-    Missing {
-        /// Address of the instance.
-        instance: String,
-        /// Name of the label.
-        label: &'static str,
-    },
-    /// It can't be read.
-    #[error("instance {instance}: label {label}=`{value}` must be {expected}")]
-    Malformed {
-        /// Address of the instance.
-        instance: String,
-        /// Name of the label.
-        label: &'static str,
-        /// What it is.
-        value: String,
-        /// What it may be.
-        expected: &'static str,
-    },
 }
 
 /// One engine with the MoRIIO connector.
@@ -105,15 +83,15 @@ fn announced(instance: &Instance, text: &str) -> Result<(String, u16, u16), Labe
         segments.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
     };
     let host = segment("host").filter(|host| !host.is_empty());
-    host.zip(segment("handshake").and_then(parsed_port))
-        .zip(segment("notify").and_then(parsed_port))
+    host.zip(segment("handshake").and_then(labels::port))
+        .zip(segment("notify").and_then(labels::port))
         .map(|((host, handshake), notify)| (host.to_owned(), handshake, notify))
         .ok_or_else(|| malformed(instance, "zmq_address", text, "`host:<ip>,handshake:<port>,notify:<port>`"))
 }
 
 fn port(instance: &Instance, label: &'static str) -> Result<u16, LabelError> {
     let value = required(instance, label)?;
-    parsed_port(value).ok_or_else(|| malformed(instance, label, value, "a port"))
+    labels::port(value).ok_or_else(|| malformed(instance, label, value, "a port"))
 }
 
 fn mode(instance: &Instance) -> Result<Mode, LabelError> {
@@ -125,15 +103,7 @@ fn mode(instance: &Instance) -> Result<Mode, LabelError> {
 }
 
 fn required<'a>(instance: &'a Instance, label: &'static str) -> Result<&'a str, LabelError> {
-    instance.label(label).ok_or_else(|| LabelError::Missing { instance: instance.address.clone(), label })
-}
-
-fn malformed(instance: &Instance, label: &'static str, value: &str, expected: &'static str) -> LabelError {
-    LabelError::Malformed { instance: instance.address.clone(), label, value: value.to_owned(), expected }
-}
-
-fn parsed_port(text: &str) -> Option<u16> {
-    u16::from_str(text).ok().filter(|port| *port != 0)
+    labels::required(instance, label, REMEDY)
 }
 
 #[cfg(test)]
@@ -169,8 +139,11 @@ mod tests {
     #[test]
     fn a_missing_label_is_named_with_its_instance() {
         let zmq = ("zmq_address", "host:10.0.0.9,handshake:6301,notify:61005");
-        assert_eq!(peer(&[]).unwrap_err(), "instance 10.0.0.1:8000 has no label `handshake_port`");
-        assert_eq!(peer(&[zmq]).unwrap_err(), "instance 10.0.0.1:8000 has no label `transfer_mode`");
+        for (labels, missing) in [(&[][..], "handshake_port"), (&[zmq], "transfer_mode")] {
+            let refusal = peer(labels).unwrap_err();
+            let expected = format!("instance 10.0.0.1:8000 has no label `{missing}`: {REMEDY}");
+            assert_eq!(refusal, expected);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::connectors::golden::{assert_leg, edited, golden, set_value};
-use crate::testing;
+use crate::{InstanceId, testing};
 
 const CHAT: &str = "/v1/chat/completions";
 const READ_ANSWER: &str = golden!("moriio_read/prefill_answer");
@@ -19,18 +19,28 @@ fn peer(host: &str, mode: Mode, dp_size: u32, tp_size: u32) -> Peer {
     }
 }
 
-fn with_transfer<T>(mode: Mode, test: impl FnOnce(Transfer<'_>) -> T) -> T {
-    let (prefill, decode) = (peer("10.0.0.1", mode, 2, 1), peer("10.0.0.2", mode, 2, 4));
-    test(Transfer::new("request-1", 7, &prefill, &decode).unwrap())
+type Ranks = (Option<u32>, Option<u32>);
+
+fn at(instance: InstanceId, dp_rank: Option<u32>) -> Placement {
+    Placement { instance, dp_rank }
 }
 
-fn decode_params(mode: Mode, answer: &str, ranks: (Option<u32>, Option<u32>)) -> Value {
-    let leg = with_transfer(mode, |transfer| transfer.decode_leg(answer, ranks.0, ranks.1)).unwrap();
+fn with_pinned<T>(mode: Mode, ranks: Ranks, test: impl FnOnce(Transfer<'_>) -> T) -> T {
+    let (prefill, decode) = (peer("10.0.0.1", mode, 2, 1), peer("10.0.0.2", mode, 2, 4));
+    test(Transfer::new("request-1", (at(7, ranks.0), &prefill), (at(8, ranks.1), &decode)).unwrap())
+}
+
+fn with_transfer<T>(mode: Mode, test: impl FnOnce(Transfer<'_>) -> T) -> T {
+    with_pinned(mode, (None, None), test)
+}
+
+fn decode_params(mode: Mode, answer: &str, ranks: Ranks) -> Value {
+    let leg = with_pinned(mode, ranks, |transfer| transfer.decode_leg(answer)).unwrap();
     edited("{}", &leg)["kv_transfer_params"].clone()
 }
 
 fn refusal(mode: Mode, answer: &str) -> Refused {
-    with_transfer(mode, |transfer| transfer.decode_leg(answer, None, None)).unwrap_err()
+    with_transfer(mode, |transfer| transfer.decode_leg(answer)).unwrap_err()
 }
 
 #[test]
@@ -39,7 +49,7 @@ fn the_golden_legs_of_read() {
     let request = testing::request(CHAT).json(client);
     with_transfer(Mode::Read, |transfer| {
         assert_leg(client, &transfer.prefill_leg(&request.as_request()), golden!("moriio_read/prefill_leg"));
-        let leg = transfer.decode_leg(READ_ANSWER, None, None).unwrap();
+        let leg = transfer.decode_leg(READ_ANSWER).unwrap();
         assert_leg(client, &leg, golden!("moriio_read/decode_leg"));
         let sent = set_value(&leg, KV_TRANSFER_PARAMS).unwrap();
         assert!(sent.starts_with(READ_ANSWER.trim_end_matches('}')), "prefill's own text: {sent}");
@@ -52,15 +62,57 @@ fn the_golden_legs_of_write() {
     let request = testing::request("/v1/completions").json(client);
     with_transfer(Mode::Write, |transfer| {
         assert_leg(client, &transfer.prefill_leg(&request.as_request()), golden!("moriio_write/prefill_leg"));
-        let leg = transfer.decode_leg(WRITE_ANSWER, None, None).unwrap();
+        let leg = transfer.decode_leg(WRITE_ANSWER).unwrap();
         assert_leg(client, &leg, golden!("moriio_write/decode_leg"));
+        let leg = transfer.decode_leg_ahead().unwrap();
+        assert_leg(client, &leg, golden!("moriio_write/decode_leg_concurrent"));
     });
+}
+
+#[test]
+fn read_is_never_started_together() {
+    with_transfer(Mode::Read, |transfer| assert_eq!(transfer.decode_leg_ahead(), None));
+}
+
+#[test]
+fn in_write_mode_a_prefill_leg_of_several_ranks_is_pinned_and_decode_told_where() {
+    let request = testing::request(CHAT).json("{}");
+    let told = |mode, ranks| {
+        with_pinned(mode, ranks, |transfer| {
+            let header = transfer.prefill_leg(&request.as_request()).headers.pop().map(|(_, rank)| rank);
+            let ahead = transfer.decode_leg_ahead();
+            (header, ahead.map(|leg| edited("{}", &leg)["kv_transfer_params"].clone()))
+        })
+    };
+    assert_eq!(told(Mode::Read, (None, None)).0, None);
+    let (header, params) = told(Mode::Write, (None, None));
+    let (rank, params) = (header.unwrap(), params.unwrap());
+    assert_eq!(params["remote_dp_rank"].to_string(), rank);
+    assert_eq!(params["remote_dp_rank_override"], false, "nobody knows where decode runs");
+    for (ranks, one) in [((Some(1), Some(1)), true), ((Some(1), Some(0)), false), ((Some(1), None), false)] {
+        let (header, params) = told(Mode::Write, ranks);
+        let params = params.unwrap();
+        assert_eq!((header.as_deref(), &params["remote_dp_rank"]), (Some("1"), &json!(1)), "{ranks:?}");
+        assert_eq!(params["remote_dp_rank_override"], one, "{ranks:?}");
+    }
+}
+
+#[test]
+fn the_only_rank_is_neither_pinned_nor_named() {
+    let (prefill, decode) = (peer("10.0.0.1", Mode::Write, 1, 8), peer("10.0.0.2", Mode::Write, 2, 1));
+    let transfer = Transfer::new("r", (at(1, None), &prefill), (at(2, None), &decode)).unwrap();
+    let request = testing::request(CHAT).json("{}");
+    assert!(transfer.prefill_leg(&request.as_request()).headers.is_empty());
+    let params = edited("{}", &transfer.decode_leg_ahead().unwrap())["kv_transfer_params"].clone();
+    assert!(params.get("remote_dp_rank").is_none() && params["remote_tp_size"] == 8);
 }
 
 #[test]
 fn every_attempt_and_every_prefill_instance_has_a_transfer_of_its_own() {
     let (prefill, decode) = (peer("10.0.0.1", Mode::Read, 1, 1), peer("10.0.0.2", Mode::Read, 1, 1));
-    let id = |request: &str, instance| Transfer::new(request, instance, &prefill, &decode).unwrap().id();
+    let id = |request: &str, instance| {
+        Transfer::new(request, (at(instance, None), &prefill), (at(9, None), &decode)).unwrap().id()
+    };
     assert_eq!(id("r", 1), id("r", 1), "both legs agree");
     let ids = std::collections::BTreeSet::from([id("r", 1), id("r-2", 1), id("r", 2), id("s", 1)]);
     assert_eq!(ids.len(), 4);
@@ -82,7 +134,7 @@ fn the_embedded_request_id_names_both_peers_and_ends_in_32_hex_digits() {
 fn modes_must_agree() {
     let (prefill, decode) = (peer("10.0.0.1", Mode::Read, 1, 1), peer("10.0.0.2", Mode::Write, 1, 1));
     assert_eq!(
-        Transfer::new("r", 1, &prefill, &decode).unwrap_err().to_string(),
+        Transfer::new("r", (at(1, None), &prefill), (at(2, None), &decode)).unwrap_err().to_string(),
         "prefill instance 10.0.0.1:8000 has the label transfer_mode=READ, \
          decode instance 10.0.0.2:8000 WRITE: they can't serve one request"
     );
@@ -120,8 +172,8 @@ fn the_rank_that_prefill_ran_on_counts_and_binds_decode_only_if_it_is_pinned_to_
         assert_eq!(of(ranks), (json!(1), json!(false)), "{ranks:?}");
     }
     let (prefill, decode) = (peer("10.0.0.1", Mode::Write, 2, 1), peer("10.0.0.2", Mode::Write, 4, 1));
-    let unequal = Transfer::new("request-1", 7, &prefill, &decode).unwrap();
-    let leg = unequal.decode_leg(WRITE_ANSWER, Some(1), Some(1)).unwrap();
+    let unequal = Transfer::new("request-1", (at(7, Some(1)), &prefill), (at(8, Some(1)), &decode)).unwrap();
+    let leg = unequal.decode_leg(WRITE_ANSWER).unwrap();
     assert_eq!(edited("{}", &leg)["kv_transfer_params"]["remote_dp_rank_override"], false);
 }
 

@@ -5,8 +5,11 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::zmtp::ZmtpError;
+use crate::discovery::roster::KV_LEASE;
 use crate::fleet::{InstanceSpec, parse_address};
 
+/// Seconds that MoRIIO keeps a KV cache that nobody fetches (its `defer_timeout`).
+const MORIIO_LEASE: &str = "60";
 /// Larger sizes are a mistake.
 const MAX_SIZE: u32 = 65_536;
 /// A host name has at most 253 bytes.
@@ -82,13 +85,19 @@ pub(super) fn parse(frames: &[Vec<u8>]) -> Result<Option<InstanceSpec>, Refusal>
         return Err(Refusal::Address);
     }
     let zmq_address = payload.zmq_address.ok_or(Refusal::Missing("zmq_address"))?;
-    let mode = payload.transfer_mode.map(|mode| ("transfer_mode".to_owned(), mode));
+    let mut labels = vec![("zmq_address".to_owned(), zmq_address)];
+    if let Some(mode) = payload.transfer_mode {
+        labels.push(("transfer_mode".to_owned(), mode));
+        if role == Role::Prefill {
+            labels.push((KV_LEASE.to_owned(), MORIIO_LEASE.to_owned()));
+        }
+    }
     Ok(Some(InstanceSpec {
         role,
         address: parse_address(&address).map_err(|_| Refusal::Address)?,
         dp_size: size("dp_size", payload.dp_size)?,
         tp_size: size("tp_size", payload.tp_size)?,
-        labels: mode.into_iter().chain([("zmq_address".to_owned(), zmq_address)]).collect(),
+        labels,
     }))
 }
 
@@ -135,8 +144,9 @@ pub(super) mod tests {
             dp_size: 8,
             tp_size: 1,
             labels: vec![
-                label("transfer_mode", "READ"),
                 label("zmq_address", "host:10.0.0.1,handshake:6301,notify:61005"),
+                label("transfer_mode", "READ"),
+                label("kv_lease_s", "60"),
             ],
         };
         assert_eq!(parse(&[bytes(MORIIO)]).unwrap(), Some(expected));
