@@ -8,7 +8,11 @@ pub enum Handoff {
     /// Both instances are chosen first, then prefill runs to its end: for
     /// connectors that must tell prefill who will fetch the KV cache.
     SerialPaired,
-    /// Both instances are chosen first and both legs start together.
+    /// Both instances are chosen first and both legs start together, if
+    /// `merge_kv_params` can shape decode's before prefill has answered; where
+    /// it sets no `kv_transfer_params` then, the request runs as with
+    /// [`SerialPaired`](Self::SerialPaired). When one leg fails, the other is
+    /// ended at once.
     Concurrent,
 }
 
