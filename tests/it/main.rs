@@ -11,6 +11,7 @@ mod discovery;
 mod drain;
 mod engine;
 mod failures;
+mod features;
 mod front_door;
 mod harness;
 mod health;
