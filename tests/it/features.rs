@@ -93,7 +93,7 @@ async fn check(row: &str) -> Result<()> {
     );
     for expected in words(sees) {
         let (name, value) = expected.split_once('=').context("no '='")?;
-        let found = name.split('.').fold(Some(&prefill[0]), |found, part| found?.get(part));
+        let found = name.split('.').try_fold(&prefill[0], |found, part| found.get(part));
         let expected = if value == "-" { None } else { Some(serde_json::from_str(value)?) };
         ensure!(found == expected.as_ref(), "prefill sees {name}={found:?}");
     }
