@@ -46,6 +46,7 @@ mod violations;
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, Mutex};
 
 pub use builder::EngineBuilder;
@@ -164,6 +165,16 @@ impl Engine {
     /// Whether its core has died by itself, of a request that no engine survives. A restart cures it.
     pub fn died(&self) -> bool {
         self.look(Process::died)
+    }
+
+    /// How often its core has died by itself, over all its lives.
+    pub fn deaths(&self) -> usize {
+        self.machine.deaths.load(Ordering::Relaxed)
+    }
+
+    /// Its data-parallel ranks.
+    pub fn dp_size(&self) -> usize {
+        self.machine.config.dp_size
     }
 
     /// Finished requests whose blocks are kept for a peer that has not read them yet, and whose lease still runs.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use super::digest::random_uuid;
 use super::fault::Faults;
 use super::journal::Journal;
 use super::port::HeldPort;
-use super::rank::{Place, Rank};
+use super::rank::{Death, Place, Rank};
 use super::route::Service;
 use super::side_channel::{self, Door};
 use super::violations::Violations;
@@ -30,6 +31,7 @@ pub(crate) struct Machine {
     pub(crate) violations: Arc<Violations>,
     /// Of all lives so far.
     pub(crate) engine_ids: Arc<Mutex<Vec<String>>>,
+    pub(crate) deaths: Arc<AtomicUsize>,
     port: HeldPort,
     /// The side channel of each DP rank (MoRIIO: for handshakes).
     side_ports: Vec<HeldPort>,
@@ -61,6 +63,7 @@ impl Machine {
             journal: Arc::default(),
             violations: Arc::default(),
             engine_ids: Arc::default(),
+            deaths: Arc::default(),
             port,
         })
     }
@@ -86,7 +89,7 @@ impl Machine {
 
     /// Starts a process with a new engine id and empty caches, on the same ports.
     pub(crate) fn boot(&self) -> io::Result<Process> {
-        let death = watch::Sender::new(false);
+        let death = Death { dead: watch::Sender::new(false), deaths: Arc::clone(&self.deaths) };
         let mut tasks = JoinSet::new();
         let ranks: Arc<[Arc<Rank>]> =
             self.ids().into_iter().enumerate().map(|(index, id)| self.rank(index, id, &death)).collect();
@@ -127,7 +130,7 @@ impl Machine {
         ids
     }
 
-    fn rank(&self, index: usize, engine_id: String, death: &watch::Sender<bool>) -> Arc<Rank> {
+    fn rank(&self, index: usize, engine_id: String, death: &Death) -> Arc<Rank> {
         let port =
             |ports: &[HeldPort], index: usize| ports.get(index).map_or(0, |port| port.address().port());
         let place = Place {
@@ -140,14 +143,14 @@ impl Machine {
         Arc::new(Rank::new(Arc::clone(&self.config), Arc::clone(&self.faults), place, death.clone()))
     }
 
-    fn service(&self, ranks: &Arc<[Arc<Rank>]>, death: &watch::Sender<bool>) -> Service {
+    fn service(&self, ranks: &Arc<[Arc<Rank>]>, death: &Death) -> Service {
         Service {
             config: Arc::clone(&self.config),
             faults: Arc::clone(&self.faults),
             journal: Arc::clone(&self.journal),
             violations: Arc::clone(&self.violations),
             ranks: Arc::clone(ranks),
-            dead: death.subscribe(),
+            dead: death.dead.subscribe(),
         }
     }
 }

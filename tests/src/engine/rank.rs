@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::{Notify, watch};
@@ -22,9 +23,16 @@ pub(crate) struct Rank {
     pub(crate) place: Place,
     core: Mutex<Core>,
     changed: Notify,
-    death: watch::Sender<bool>,
+    death: Death,
     killed: watch::Sender<bool>,
     born: Instant,
+}
+
+/// Whether the core is dead, and how often one has died on this machine.
+#[derive(Clone)]
+pub(crate) struct Death {
+    pub(crate) dead: watch::Sender<bool>,
+    pub(crate) deaths: Arc<AtomicUsize>,
 }
 
 /// Which rank it is, and where peers find it.
@@ -70,7 +78,7 @@ impl Rank {
         config: Arc<Config>,
         faults: Arc<Faults>,
         place: Place,
-        death: watch::Sender<bool>,
+        death: Death,
     ) -> Self {
         let core = Core {
             pool: BlockPool::new(config.blocks),
@@ -125,7 +133,9 @@ impl Rank {
 
     /// The engine core dies, as on a failed assertion; the process follows shortly.
     pub(crate) fn die(&self) {
-        self.death.send_replace(true);
+        if !self.death.dead.send_replace(true) {
+            self.death.deaths.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The process is killed: whatever of it is still scheduled tells its peers nothing any more.
@@ -151,13 +161,13 @@ impl Rank {
     }
 
     pub(crate) fn is_dead(&self) -> bool {
-        *self.death.borrow()
+        *self.death.dead.borrow()
     }
 
     /// Resolves when the engine core is dead.
     pub(crate) async fn dead(&self) {
         // The sender lives as long as `self`, so this only ends by a death.
-        let _ = self.death.subscribe().wait_for(|dead| *dead).await;
+        let _ = self.death.dead.subscribe().wait_for(|dead| *dead).await;
     }
 
     /// Waits until `look` finds something, looking again after each change.
