@@ -93,6 +93,8 @@ async fn labelled(fleet: &Fleet, prefill: &str, decode: &str) -> Result<Router> 
         instance("prefill", &fleet.prefill[0], prefill) + &instance("decode", &fleet.decode[0], decode);
     let config = r#"moriio={"address_by_request_id": true}"#;
     let router = Router::builder().config_toml(&toml).patient().policy("moriio.wasm").policy("plain.wasm");
+    // The request id names both peers, and the answer has it as its own.
+    let router = router.tells("___prefill_addr_");
     router.arg("--policy-config").arg(config).start().await
 }
 
