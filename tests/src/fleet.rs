@@ -170,7 +170,8 @@ impl Drop for Fleet {
             return;
         }
         // Engines on the test's own runtime stand still by now.
-        let patience = if self.engines().all(Engine::has_own_runtime) { PATIENCE } else { std::time::Duration::ZERO };
+        let patience =
+            if self.engines().all(Engine::has_own_runtime) { PATIENCE } else { std::time::Duration::ZERO };
         let deadline = Instant::now() + patience;
         loop {
             match self.is_settled(deadline) {

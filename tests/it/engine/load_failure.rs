@@ -160,7 +160,8 @@ async fn a_longer_prompt_than_was_computed_kills_decode() -> Result<()> {
 
 #[tokio::test]
 async fn a_dying_engine_takes_its_streams_along() -> Result<()> {
-    let mut fleet = Fleet::start_with(0, 1, |engine| hasty(engine).token_delay(Duration::from_millis(2))).await?;
+    let mut fleet =
+        Fleet::start_with(0, 1, |engine| hasty(engine).token_delay(Duration::from_millis(2))).await?;
     fleet.expect_deaths(1);
     let client = Client::new(&fleet.decode[0].address());
     let endless = json!({ "prompt": "on and on", "max_tokens": 30_000, "stream": true });

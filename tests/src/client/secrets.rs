@@ -62,7 +62,9 @@ impl Secrets {
 fn is_said(text: &str, key: &str) -> bool {
     text.match_indices(key).any(|(at, _)| {
         let value = text.get(at + key.len()..).unwrap_or_default().trim_start().strip_prefix(':');
-        value.map(str::trim_start).is_some_and(|value| !value.starts_with("null") && !"null".starts_with(value))
+        value
+            .map(str::trim_start)
+            .is_some_and(|value| !value.starts_with("null") && !"null".starts_with(value))
     })
 }
 
@@ -108,7 +110,9 @@ mod tests {
     #[test]
     fn a_key_may_be_there_if_it_is_null() {
         let secrets = Secrets::default();
-        for text in ["{\"kv_transfer_params\":null}", "\"kv_transfer_params\" : nu", "\"kv_transfer_params\"", "x"] {
+        for text in
+            ["{\"kv_transfer_params\":null}", "\"kv_transfer_params\" : nu", "\"kv_transfer_params\"", "x"]
+        {
             assert_eq!(secrets.found_in(text), None, "{text}");
         }
         for text in ["{\"kv_transfer_params\": {}}", "\"ec_transfer_params\":[", "a remote_engine_id"] {

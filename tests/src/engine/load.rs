@@ -127,9 +127,10 @@ impl Prompt {
         self.rank.spawn(async move {
             let blocks = sequence.blocks().to_vec();
             let given_up = {
-                let load = load(&rank, &order, &request_id, &mut sequence);
+                let load = order.load(&rank, &request_id, &mut sequence);
                 tokio::pin!(load);
                 tokio::select! {
+                    () = beats(&rank, &order) => unreachable!("heartbeats never end"),
                     result = &mut load => Ok(result),
                     () = wanted.closed() => {
                         rank.core().abandon(&blocks);
@@ -155,15 +156,10 @@ impl Prompt {
     }
 }
 
-async fn load(
-    rank: &Arc<Rank>,
-    order: &Order,
-    request_id: &str,
-    sequence: &mut Sequence,
-) -> Result<(), LoadFailed> {
-    let load = order.load(rank, request_id, sequence);
+/// Keeps the remote's lease alive, if there is one, for as long as the request wants it.
+async fn beats(rank: &Rank, order: &Order) {
     match order.remote() {
-        Some(remote) => with_heartbeats(rank, remote, load).await,
-        None => load.await,
+        Some(remote) => with_heartbeats(rank, remote, pending()).await,
+        None => pending().await,
     }
 }

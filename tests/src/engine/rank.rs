@@ -74,12 +74,7 @@ pub(crate) struct Grant {
 }
 
 impl Rank {
-    pub(crate) fn new(
-        config: Arc<Config>,
-        faults: Arc<Faults>,
-        place: Place,
-        death: Death,
-    ) -> Self {
+    pub(crate) fn new(config: Arc<Config>, faults: Arc<Faults>, place: Place, death: Death) -> Self {
         let core = Core {
             pool: BlockPool::new(config.blocks),
             leases: Leases::default(),

@@ -189,11 +189,20 @@ impl Sequence {
         core.counters.generation_tokens += 1;
         // The newest token's KV is computed with the next one.
         let computed = self.computed();
-        if computed > self.blocks.len() * self.rank.config.block_size {
+        let size = self.rank.config.block_size;
+        if computed > self.blocks.len() * size {
             match core.pool.allocate(1) {
                 Some(block) => self.blocks.extend(block),
                 None => core.counters.preemptions += 1,
             }
+        }
+        let newest = computed.saturating_sub(1);
+        let (slot, block) = (newest % size, self.blocks.get(newest / size));
+        if let (Some(block), Some([before, _])) = (block, self.generated.last_chunk()) {
+            let mut tokens = core.pool.read(*block).unwrap_or_default().to_vec();
+            tokens.resize(slot + 1, 0);
+            tokens[slot] = *before;
+            core.pool.write(*block, &tokens);
         }
     }
 

@@ -30,7 +30,14 @@ pub struct RouterBuilder {
 impl Default for RouterBuilder {
     fn default() -> Self {
         let policies_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../policies");
-        Self { args: Vec::new(), env: Vec::new(), config: None, policies_dir, wait: true, secrets: Secrets::default() }
+        Self {
+            args: Vec::new(),
+            env: Vec::new(),
+            config: None,
+            policies_dir,
+            wait: true,
+            secrets: Secrets::default(),
+        }
     }
 }
 
