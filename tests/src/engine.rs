@@ -254,7 +254,7 @@ impl Engine {
                 return labels;
             }
             Connector::NixlPull | Connector::NixlPush => {
-                label("side_channel", self.side_channel().to_string())
+                label("side_channel", self.side_channel().to_string());
             }
             Connector::Mooncake => match self.bootstrap_address() {
                 Some(address) => label("bootstrap_address", address),

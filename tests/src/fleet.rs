@@ -130,7 +130,7 @@ impl Fleet {
 
     /// Whether all is as it should be. An error says what will never be, or is not at the deadline.
     fn is_settled(&self, deadline: Instant) -> Result<bool> {
-        match State::of(self.engines(), &self.expected) {
+        match State::of(&self.engines(), &self.expected) {
             State::Settled => Ok(true),
             State::NotYet(_) if Instant::now() < deadline => Ok(false),
             State::NotYet(what) | State::Wrong(what) => bail!("{what}:\n{}", self.describe()),

@@ -134,7 +134,8 @@ impl Prompt {
                     result = &mut load => Ok(result),
                     () = wanted.closed() => {
                         rank.core().abandon(&blocks);
-                        Err(drop(load.await))
+                        drop(load.await);
+                        Err(())
                     }
                 }
             };

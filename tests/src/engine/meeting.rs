@@ -75,14 +75,14 @@ pub(crate) fn failed(rank: &Rank, request_id: &str) {
 }
 
 /// Prefill's end: decode's blocks for the other leg of `join`, remembered until `deadline`.
-pub(crate) fn announce(rank: &Arc<Rank>, join: String, target: Target, deadline: Option<Instant>) {
+pub(crate) fn announce(rank: &Arc<Rank>, join: &str, target: Target, deadline: Option<Instant>) {
     let mut core = rank.core();
-    if target.at.is_none() && core.meetings.terminal.contains(&join) {
+    if target.at.is_none() && core.meetings.terminal.contains(join) {
         return;
     }
-    core.meetings.targets.insert(join.clone(), (target, deadline));
+    core.meetings.targets.insert(join.to_owned(), (target, deadline));
     drop(core);
-    write_if_met(rank, &join);
+    write_if_met(rank, join);
 }
 
 /// Prefill's end: the request of `join` is finished and pinned. Writes, if decode has announced itself.

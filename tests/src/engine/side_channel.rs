@@ -136,7 +136,7 @@ fn answer(rank: &Arc<Rank>, ask: Ask) -> Reply {
         }
         Ask::Register { engine_id, handshake, join, target } if is_me(rank, &engine_id, &handshake) => {
             let deadline = Instant::now() + rank.config.push_registration();
-            meeting::announce(rank, join, target, Some(deadline));
+            meeting::announce(rank, &join, target, Some(deadline));
             Reply::Noted
         }
         Ask::Read { .. } | Ask::Register { .. } | Ask::Pull { .. } => Reply::Mismatch,
@@ -155,7 +155,7 @@ fn answer(rank: &Arc<Rank>, ask: Ask) -> Reply {
             if matches!(rank.config.connector, Connector::MoriioWrite) {
                 let request_id = transfer_id.clone();
                 let target = Target { request_id, engine_id: None, at: None, decode_rank, blocks };
-                meeting::announce(rank, transfer_id, target, None);
+                meeting::announce(rank, &transfer_id, target, None);
             }
             Reply::Noted
         }

@@ -42,7 +42,7 @@ fn prefill(
     for (key, needed) in [("max_tokens", true), ("max_completion_tokens", false)] {
         match sampling.get(key).filter(|value| !value.is_null()) {
             Some(value) if *value != 1 => {
-                found.push(format!("a prefill engine was asked for {key} = {value}"))
+                found.push(format!("a prefill engine was asked for {key} = {value}"));
             }
             None if needed => found.push(format!("a prefill engine was asked without {key}")),
             _ => {}

@@ -87,7 +87,7 @@ impl State {
     /// How long to wait before looking again.
     pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-    pub(super) fn of<'a>(engines: impl Iterator<Item = &'a Engine> + Clone, expected: &Expected) -> Self {
+    pub(super) fn of<'a>(engines: &(impl Iterator<Item = &'a Engine> + Clone), expected: &Expected) -> Self {
         let sum = |of: &dyn Fn(&Engine) -> usize| engines.clone().map(of).sum::<usize>();
         let deaths = sum(&Engine::deaths);
         let expired: u64 = engines.clone().map(|engine| engine.counters().kv_expired).sum();

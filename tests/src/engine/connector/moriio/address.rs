@@ -71,7 +71,7 @@ mod tests {
     fn the_key_must_be_32_hexadecimal_digits() {
         let id =
             |key: &str| format!("cmpl-___prefill_addr_x___decode_addr_host:::1,handshake:3,notify:4_{key}");
-        let decode = Address::decode_in(&id(&"0af".repeat(11)[..32]));
+        let decode = Address::decode_in(&id(&"0a".repeat(16)));
         assert_eq!(decode.map(|address| (address.host, address.handshake_port)), Some(("::1".to_owned(), 3)));
         assert!(Address::decode_in(&id(&format!("{:032x}-0-1234abcd", 5))).is_some());
         assert_eq!(Address::decode_in(&id("6f9619ff-8b86-d011-b42d-00cf4fc964ff")), None);
