@@ -1,9 +1,9 @@
-//! A simulated vLLM engine that speaks HTTP on a loopback port, and NIXL-like pulls with its peers.
+//! A simulated vLLM engine that speaks HTTP on a loopback port, and its KV connector's part with its peers.
 //!
 //! It has a KV cache of real blocks, and every token it generates follows from what its blocks hold. A handoff that
 //! goes wrong therefore answers 200 with another text than one engine alone would give, as on real hardware; the
 //! engine dies, hangs or leaks where a real one does. What it must do was taken from recorded exchanges with
-//! vLLM 0.32 (`tests/fixtures/captures`).
+//! vLLM 0.32 (`tests/fixtures/captures`), and for connectors that need other hardware from vLLM 0.33's source.
 
 mod answer;
 mod blocks;

@@ -1,13 +1,15 @@
 //! MoRIIO, prefill writes (engine contract §3.6), and the two modes mixed.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use edge_router_tests::engine::{Connector, Engine};
 use edge_router_tests::fleet::Fleet;
 use edge_router_tests::patience::eventually;
 use serde_json::{Value, json};
 
-use super::moriio_read::{address, prefill};
-use super::{ask, handed, hangs, hasty, paused, right, story, text, with};
+use super::moriio_read::{address, asked, prefill};
+use super::{ask, handed, hangs, hasty, paused, prefill_leg, right, story, text, with};
 
 /// What decode is told when both legs begin at once.
 fn ahead(prefill: &Engine, transfer: &str) -> Result<Value> {
@@ -63,6 +65,24 @@ async fn a_transfer_that_has_ended_is_not_heard_again() -> Result<()> {
     let leaked = fleet.decode[0].leaked_blocks();
     fleet.expect_leaked(leaked);
     fleet.expect_expired(1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_transfer_that_was_aborted_is_not_heard_again_either() -> Result<()> {
+    let slow = Duration::from_secs(600);
+    let mut fleet =
+        Fleet::start_with(1, 1, |e| hasty(Connector::MoriioWrite)(e).max_running(1).token_delay(slow))
+            .await?;
+    let body = prefill_leg(&story(1), &asked(&fleet.decode[0], "tx-1")?);
+    tokio::select! {
+        _ = ask(&fleet.prefill[0], &body) => panic!("answered"),
+        runs = eventually("prefill is at it", || fleet.prefill[0].running() == 1) => runs?,
+    }
+    eventually("prefill sees the abort", || fleet.prefill[0].counters().aborted == 1).await?;
+    hangs(&fleet.decode[0], "one", &handed(&story(1), &ahead(&fleet.prefill[0], "tx-1")?)).await?;
+    let leaked = fleet.decode[0].leaked_blocks();
+    fleet.expect_leaked(leaked);
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::call::{Call, Endpoint};
 use super::digest::{block_hashes, mix, random};
 use super::fault::Outcome;
-use super::handoff::{Handoff, Offer, Source};
+use super::handoff::{Handoff, Offer, Source, Unfinished};
 use super::load::Prompt;
 use super::rank::Rank;
 use super::rejection::Rejection;
@@ -105,6 +105,7 @@ impl Task {
         choice: usize,
         events: &mpsc::UnboundedSender<(usize, Event)>,
     ) -> Result<(), Rejection> {
+        let unfinished = Unfinished::new(&self.rank, &self.handoff.keep);
         let mut sequence = self.prompt.load(&self.handoff.source).await?;
         sequence.seed(self.seed);
         let mut text = String::new();
@@ -124,6 +125,7 @@ impl Task {
             let piece = text.get(before.min(text.len())..).unwrap_or_default().to_owned();
             let event = (choice, Event::Token { id, text: piece, finish });
             if finished {
+                unfinished.finished();
                 // Whoever has read the answer finds the blocks free.
                 drop(sequence);
                 let _ = events.send(event);

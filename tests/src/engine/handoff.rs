@@ -185,6 +185,36 @@ impl Keep {
     }
 }
 
+/// MoRIIO's prefill remembers a transfer that was aborted, too, as ended (engine contract §3.4). Dropped before the end
+/// of the request, this is an abort.
+pub(crate) struct Unfinished<'a> {
+    rank: &'a Rank,
+    transfer_id: Option<&'a str>,
+}
+
+impl<'a> Unfinished<'a> {
+    pub(crate) fn new(rank: &'a Rank, keep: &'a Keep) -> Self {
+        let transfer_id = match keep {
+            Keep::MoriioWrite(transfer) => Some(transfer.id.as_str()),
+            _ => None,
+        };
+        Self { rank, transfer_id }
+    }
+
+    /// The request has ended by itself.
+    pub(crate) fn finished(mut self) {
+        self.transfer_id = None;
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if let Some(transfer_id) = self.transfer_id {
+            self.rank.core().meetings.end(transfer_id);
+        }
+    }
+}
+
 impl Offer {
     pub(crate) fn new(params: &impl Serialize, in_streams: bool) -> Option<Self> {
         Some(Self { params: to_raw_value(params).ok()?, in_streams })

@@ -125,8 +125,12 @@ impl State {
     }
 }
 
-/// Whether nothing runs, and each block is free, pinned or leaked.
+/// Whether nothing runs, each block is free, pinned or leaked, and each handoff was taken once, has run out, or is there.
 fn is_idle(engine: &Engine) -> bool {
     let held = engine.total_blocks() - engine.free_blocks();
-    engine.running() + engine.waiting() == 0 && held == engine.withheld_blocks()
+    let counters = engine.counters();
+    let accounted = counters.completed + counters.kv_expired + engine.pinned() as u64;
+    engine.running() + engine.waiting() == 0
+        && held == engine.withheld_blocks()
+        && counters.pinned == accounted
 }
