@@ -35,7 +35,7 @@ fn unprobed(fleet: &Fleet) -> RouterBuilder {
 
 #[tokio::test]
 async fn refusals_and_clients_that_leave_change_no_health() -> Result<()> {
-    let fleet = Fleet::start(1, 1).await?;
+    let mut fleet = Fleet::start(1, 1).await?;
     let router = unprobed(&fleet).arg("--unhealthy-after").arg("2").start().await?;
     let decode = &fleet.decode[0];
     for status in [400, 401, 404, 413, 422, 429] {
@@ -56,6 +56,8 @@ async fn refusals_and_clients_that_leave_change_no_health() -> Result<()> {
     assert_eq!(figure(&router, decode, "state").await?, "healthy");
     assert_eq!(figure(&router, decode, "failures").await?, 0);
     assert_eq!(router.post_json(CHAT, &chat(1)).await?.status, 200);
+    // What is refused by a fault or never looked at lets go of nothing.
+    fleet.expect_pinned(35);
     Ok(())
 }
 
@@ -78,7 +80,7 @@ async fn one_failure_takes_nothing_out() -> Result<()> {
 
 #[tokio::test]
 async fn failures_in_a_row_do_whatever_the_probes_say() -> Result<()> {
-    let fleet = Fleet::start(1, 2).await?;
+    let mut fleet = Fleet::start(1, 2).await?;
     let router = fleet
         .router()
         .arg("--probe-interval-ms")
@@ -96,6 +98,7 @@ async fn failures_in_a_row_do_whatever_the_probes_say() -> Result<()> {
     eventually("probes went on", || first.seen().len() > probed + 6).await?;
     all_right(&fleet, &router, 8, 2).await?;
     assert_eq!(first.requests().len(), asked, "an engine that fails is asked again");
+    fleet.expect_pinned(asked);
     Ok(())
 }
 

@@ -20,7 +20,9 @@ async fn in_flight(router: &Router, engine: &Engine) -> Result<f64> {
 #[tokio::test]
 async fn two_hundred_clients_that_leave_leave_nothing_behind() -> Result<()> {
     let slow = Duration::from_millis(3);
-    let fleet = Fleet::start_with(2, 2, |engine| engine.token_delay(slow).prefill_per_1k(slow * 200)).await?;
+    let mut fleet =
+        Fleet::start_with(2, 2, |engine| engine.token_delay(slow).prefill_per_1k(slow * 200)).await?;
+    fleet.expect_pinned_some();
     let router = fleet.router().patient().policy("cache_aware.wasm").start().await?;
     // Some leave while they are being tried elsewhere.
     fleet.prefill[0].fault(Fault::status(503).on_prefill().times(10));

@@ -55,7 +55,7 @@ async fn it_gets_what_one_engine_alone_would_say() -> Result<()> {
 
 #[tokio::test]
 async fn it_understands_the_routers_own_errors() -> Result<()> {
-    let fleet = Fleet::start(1, 1).await?;
+    let mut fleet = Fleet::start(1, 1).await?;
     let router = fleet.router().start().await?;
     fleet.decode[0].fault(Fault::close_before_headers().on_decode().always());
     let errors = talk(&router.url(), &["unknown_path", "whole_chat", "streamed_chat"]).await?;
@@ -70,6 +70,8 @@ async fn it_understands_the_routers_own_errors() -> Result<()> {
         );
         assert_eq!(error["code"], "engine_unreachable");
     }
+    let legs = fleet.decode[0].requests().len();
+    fleet.expect_pinned(legs);
     Ok(())
 }
 

@@ -48,7 +48,8 @@ async fn a_version_that_fails_in_one_hook_only_is_replaced_by_the_one_before() -
 /// The server does not ask for the end of a body whose length is known.
 #[tokio::test]
 async fn an_answer_of_known_length_that_is_passed_on_counts_as_answered() -> Result<()> {
-    let fleet = Fleet::start(1, 1).await?;
+    let mut fleet = Fleet::start(1, 1).await?;
+    fleet.expect_pinned(2);
     let router = fleet.router().start().await?;
     for page in ["<html>no</html>", ""] {
         let fault = Fault::status(404).body("text/html", page);
@@ -73,7 +74,7 @@ async fn an_answer_of_known_length_that_is_passed_on_counts_as_answered() -> Res
 /// Else a load balancer would take a busy router out, and with it the answers that are under way.
 #[tokio::test]
 async fn a_fleet_at_its_limit_is_ready_all_the_same() -> Result<()> {
-    let fleet = Fleet::start(1, 1).await?;
+    let mut fleet = Fleet::start(1, 1).await?;
     let router = fleet.router().arg("--max-in-flight").arg("1").start().await?;
     fleet.decode[0].fault(Fault::hang().on_decode());
     let client = router.client();
@@ -86,6 +87,7 @@ async fn a_fleet_at_its_limit_is_ready_all_the_same() -> Result<()> {
     );
     assert_eq!(router.get("/readyz").await?.status, 200);
     waiting.abort();
+    fleet.expect_pinned(1);
     Ok(())
 }
 

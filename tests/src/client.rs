@@ -2,8 +2,11 @@
 //! closes the connection.
 
 mod raw;
+mod secrets;
 mod stream;
 
+use std::net::Shutdown;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -18,7 +21,10 @@ use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+pub(crate) use secrets::Secrets;
 pub use stream::{Arrival, Stream};
+
+use secrets::Watch;
 
 use crate::sse::Transcript;
 
@@ -31,6 +37,8 @@ pub struct Client {
     address: String,
     headers: HeaderMap,
     receive_buffer: Option<u32>,
+    /// What the answers must not say.
+    secrets: Option<Arc<Secrets>>,
 }
 
 /// A whole answer.
@@ -48,7 +56,16 @@ impl Client {
     /// A client for `127.0.0.1:port`, or `http://127.0.0.1:port`.
     pub fn new(address: &str) -> Self {
         let address = address.trim_start_matches("http://").trim_end_matches('/').to_owned();
-        Self { address, headers: HeaderMap::new(), receive_buffer: None }
+        Self { address, headers: HeaderMap::new(), receive_buffer: None, secrets: None }
+    }
+
+    /// The same client, which panics at an answer that tells one of these.
+    pub(crate) fn keeping(self, secrets: Secrets) -> Self {
+        Self { secrets: Some(Arc::new(secrets)), ..self }
+    }
+
+    fn watch(&self, path: &str) -> Option<Watch> {
+        self.secrets.as_ref().and_then(|secrets| secrets.watch(path))
     }
 
     /// The same client, for which the system keeps at most about so many unread bytes of an answer.
@@ -118,10 +135,11 @@ impl Client {
         let connect = timeout(PATIENCE, self.tcp()).await?;
         let tcp = connect.with_context(|| format!("cannot connect to {}", self.address))?;
         tcp.set_nodelay(true)?;
+        let (tcp, hang_up) = HangUp::of(tcp)?;
         let (sender, connection) = http1::handshake(TokioIo::new(tcp)).await?;
-        let mut driver = JoinSet::new();
-        driver.spawn(async move { drop(connection.await) });
-        Ok(Connection { sender, driver })
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { drop(connection.await) });
+        Ok(Connection { sender, driver: Driver { tasks, _hang_up: hang_up }, secrets: self.secrets.clone() })
     }
 
     async fn tcp(&self) -> Result<TcpStream> {
@@ -136,7 +154,32 @@ impl Client {
 /// One connection; dropping it closes it.
 pub struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
-    driver: JoinSet<()>,
+    driver: Driver,
+    secrets: Option<Arc<Secrets>>,
+}
+
+/// What moves a connection's bytes. Dropped, it closes the connection at once: not only when the runtime runs on, which
+/// it does not when a test is over.
+struct Driver {
+    tasks: JoinSet<()>,
+    _hang_up: HangUp,
+}
+
+struct HangUp(std::net::TcpStream);
+
+impl HangUp {
+    fn of(tcp: TcpStream) -> Result<(TcpStream, Self)> {
+        let tcp = tcp.into_std()?;
+        let hang_up = Self(tcp.try_clone()?);
+        Ok((TcpStream::from_std(tcp)?, hang_up))
+    }
+}
+
+impl Drop for HangUp {
+    fn drop(&mut self) {
+        // The other side may have closed already.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
 }
 
 impl Connection {
@@ -145,9 +188,10 @@ impl Connection {
     /// # Errors
     /// If the connection ends before the answer's headers.
     pub async fn send(mut self, request: Request<Full<Bytes>>) -> Result<Stream> {
+        let watch = self.watch(&request);
         let answer =
             timeout(PATIENCE, self.sender.send_request(request)).await.context("no answer in time")?;
-        Ok(Stream::new(answer?, self.driver))
+        Ok(Stream::new(answer?, self.driver, watch))
     }
 
     /// Sends a request, and reads the whole answer; the connection can then be used again, unless it was closed.
@@ -155,11 +199,16 @@ impl Connection {
     /// # Errors
     /// If the connection ends before the whole answer.
     pub async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<Answer> {
+        let watch = self.watch(&request);
         let answer =
             timeout(PATIENCE, self.sender.send_request(request)).await.context("no answer in time")??;
         let (parts, body) = answer.into_parts();
         let body = timeout(PATIENCE, read(body)).await.context("no whole answer in time")??;
-        Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body })
+        Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body }.watched(watch))
+    }
+
+    fn watch(&self, request: &Request<Full<Bytes>>) -> Option<Watch> {
+        self.secrets.as_ref().and_then(|secrets| secrets.watch(request.uri().path()))
     }
 
     /// Waits until the other side closes.
@@ -167,7 +216,7 @@ impl Connection {
     /// # Errors
     /// If it does not.
     pub async fn closed(&mut self) -> Result<()> {
-        timeout(PATIENCE, self.driver.join_next()).await.context("the connection stays open")?;
+        timeout(PATIENCE, self.driver.tasks.join_next()).await.context("the connection stays open")?;
         Ok(())
     }
 }
@@ -183,6 +232,15 @@ async fn read(mut body: Incoming) -> Result<Bytes> {
 }
 
 impl Answer {
+    /// Itself, if it tells nothing that it must not.
+    fn watched(self, watch: Option<Watch>) -> Self {
+        if let Some(mut watch) = watch {
+            watch.headers(&self.headers);
+            watch.see(&self.body);
+        }
+        self
+    }
+
     /// The body as JSON; null if it is none.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()

@@ -1,15 +1,23 @@
 //! Prefill and decode engines together, and what must be true of them when all requests are over.
 
-use anyhow::{Result, ensure};
-use serde_json::Value;
+mod expected;
 
-use crate::client::Client;
-use crate::engine::{Engine, EngineBuilder};
-use crate::patience::eventually;
+use std::fmt::Write as _;
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::client::{Client, PATIENCE};
+use crate::engine::{Engine, EngineBuilder, Role};
 use crate::router::{Router, RouterBuilder};
 use crate::sse::Transcript;
+use expected::{Expected, State};
 
-/// The engines of a test. Dropped, it panics if strict mode has objected to anything.
+/// The engines of a test.
+///
+/// Dropped at the end of the test, it waits until they are quiescent, and panics if they are not as they should be: see
+/// [`Fleet::quiescent`]. A test that leaves them otherwise says so with one of the `expect_` functions.
 pub struct Fleet {
     /// Prefill engines, in order of start.
     pub prefill: Vec<Engine>,
@@ -18,14 +26,6 @@ pub struct Fleet {
     /// One engine alone, that no router knows: what it answers is right.
     pub baseline: Engine,
     expected: Expected,
-}
-
-/// What a test has done to the engines on purpose.
-#[derive(Clone, Copy, Debug, Default)]
-struct Expected {
-    pinned: usize,
-    expired: u64,
-    violations: bool,
 }
 
 impl Fleet {
@@ -37,7 +37,7 @@ impl Fleet {
         Self::start_with(prefill, decode, |engine| engine).await
     }
 
-    /// Engines that `set` has set up, the baseline too.
+    /// Engines that `set` has set up, the baseline too, except that the latter has no KV connector.
     ///
     /// # Errors
     /// If no ports can be had.
@@ -49,7 +49,7 @@ impl Fleet {
         let mut fleet = Self {
             prefill: Vec::new(),
             decode: Vec::new(),
-            baseline: set(Engine::both()).start().await?,
+            baseline: set(Engine::both()).without_connector().start().await?,
             expected: Expected::default(),
         };
         for _ in 0..prefill {
@@ -67,6 +67,28 @@ impl Fleet {
         self.decode.iter().fold(router, RouterBuilder::decode)
     }
 
+    /// A router that knows all engines of both pools, and of each the labels that its connector's policy reads.
+    pub fn labelled_router(&self) -> RouterBuilder {
+        let router = self.engines().fold(Router::builder(), RouterBuilder::knows);
+        router.config_toml(&self.instances_toml())
+    }
+
+    /// The `[[instance]]` tables of all engines, with labels, for a configuration file.
+    pub fn instances_toml(&self) -> String {
+        let mut toml = String::new();
+        for engine in self.engines() {
+            let role = if engine.role() == Role::Prefill { "prefill" } else { "decode" };
+            let labels = engine.labels().into_iter().map(|(name, value)| format!("{name} = {value:?}"));
+            let labels = labels.collect::<Vec<_>>().join(", ");
+            let (address, dp_size) = (engine.address(), engine.dp_size());
+            let _ = writeln!(
+                toml,
+                "[[instance]]\nrole = \"{role}\"\naddress = \"{address}\"\ndp_size = {dp_size}\nlabels = {{ {labels} }}"
+            );
+        }
+        toml
+    }
+
     /// What one engine alone answers, streamed or not.
     ///
     /// # Errors
@@ -79,49 +101,16 @@ impl Fleet {
         Ok(client.post_json(path, body).await?.ok()?.transcript())
     }
 
-    /// So many handoffs are left unread on purpose.
-    pub fn expect_pinned(&mut self, handoffs: usize) {
-        self.expected.pinned = handoffs;
-    }
-
-    /// So many leases have run out on purpose.
-    pub fn expect_expired(&mut self, leases: u64) {
-        self.expected.expired = leases;
-    }
-
-    /// Requests that strict mode objects to are sent on purpose.
-    pub fn expect_violations(&mut self) {
-        self.expected.violations = true;
-    }
-
     /// Waits until nothing runs, and nothing is held that should not be.
     ///
     /// # Errors
-    /// If that does not come to be, or if an engine died, a lease ran out, a handoff was read too late, or strict
-    /// mode objects.
+    /// If that does not come to be: every block that is not pinned or leaked on purpose is free. Or if an engine died,
+    /// a lease ran out, a handoff was read too late, or strict mode objects, other than on purpose.
     pub async fn quiescent(&self) -> Result<()> {
-        let idle = |engine: &Engine| {
-            let held = engine.total_blocks() - engine.free_blocks();
-            engine.running() + engine.waiting() == 0 && (held == 0 || engine.pinned() > 0)
-        };
-        let pinned = || self.engines().map(Engine::pinned).sum::<usize>();
-        let holds = || self.engines().all(idle) && pinned() == self.expected.pinned;
-        let waited = eventually("no engine runs, waits, or holds blocks", holds).await;
-        ensure!(waited.is_ok(), "engines are not quiescent:\n{}", self.describe());
-        ensure!(
-            !self.engines().any(Engine::died),
-            "an engine died of what it was sent:\n{}",
-            self.describe()
-        );
-        let expired: u64 = self.engines().map(|engine| engine.counters().kv_expired).sum();
-        ensure!(expired == self.expected.expired, "{expired} leases ran out:\n{}", self.describe());
-        let late: u64 = self.engines().map(|engine| engine.counters().notifications_after_expiry).sum();
-        ensure!(late == 0, "{late} handoffs were read when they were pinned no more:\n{}", self.describe());
-        ensure!(
-            self.expected.violations || self.violations().is_empty(),
-            "violations: {:#?}",
-            self.violations()
-        );
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_settled(deadline)? {
+            tokio::time::sleep(State::LOOK_AGAIN).await;
+        }
         Ok(())
     }
 
@@ -139,26 +128,35 @@ impl Fleet {
         }
     }
 
-    fn engines(&self) -> impl Iterator<Item = &Engine> {
-        self.prefill.iter().chain(&self.decode)
+    /// Whether all is as it should be. An error says what will never be, or is not at the deadline.
+    fn is_settled(&self, deadline: Instant) -> Result<bool> {
+        match State::of(&self.engines(), &self.expected) {
+            State::Settled => Ok(true),
+            State::NotYet(_) if Instant::now() < deadline => Ok(false),
+            State::NotYet(what) | State::Wrong(what) => bail!("{what}:\n{}", self.describe()),
+        }
     }
 
-    fn violations(&self) -> Vec<String> {
-        self.engines().flat_map(Engine::violations).collect()
+    fn engines(&self) -> impl Iterator<Item = &Engine> + Clone {
+        self.prefill.iter().chain(&self.decode)
     }
 
     fn describe(&self) -> String {
         let line = |engine: &Engine| {
             format!(
-                "{:?} {}: {} running, {} waiting, {} pinned, {} of {} blocks free, {} leaked, {:?}\n",
+                "{:?} {}: {} running, {} waiting, {} hanging, {} pinned ({} for a next turn), {} of {} blocks free, \
+                 {} leaked, {} deaths, {:?}\n",
                 engine.role(),
                 engine.address(),
                 engine.running(),
                 engine.waiting(),
+                engine.hanging(),
                 engine.pinned(),
+                engine.pinned_readbacks(),
                 engine.free_blocks(),
                 engine.total_blocks(),
                 engine.leaked_blocks(),
+                engine.deaths(),
                 engine.counters(),
             )
         };
@@ -168,9 +166,19 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        let violations = self.violations();
-        if !std::thread::panicking() && !self.expected.violations {
-            assert!(violations.is_empty(), "engines object to what they were sent: {violations:#?}");
+        if std::thread::panicking() || self.expected.anything() {
+            return;
+        }
+        // Engines on the test's own runtime stand still by now.
+        let patience =
+            if self.engines().all(Engine::has_own_runtime) { PATIENCE } else { std::time::Duration::ZERO };
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.is_settled(deadline) {
+                Ok(true) => return,
+                Ok(false) => std::thread::sleep(State::LOOK_AGAIN),
+                Err(error) => panic!("engines are not as a test should leave them: {error:#}"),
+            }
         }
     }
 }

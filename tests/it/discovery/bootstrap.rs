@@ -67,7 +67,9 @@ async fn an_engine_that_restarts_is_known_by_its_new_ids() -> Result<()> {
 
 #[tokio::test]
 async fn ids_are_asked_for_again_when_decode_could_not_fetch_a_kv_cache() -> Result<()> {
-    let fleet = Fleet::start(1, 1).await?;
+    let mut fleet = Fleet::start(1, 1).await?;
+    // What the failed legs leave on prefill stays there until its lease ends.
+    fleet.expect_pinned(2);
     let answer = Arc::new(Mutex::new(ranks(&["a0"])));
     let server = bootstrap(Arc::clone(&answer)).await?;
     let (prefill, decode) = (fleet.prefill[0].address(), fleet.decode[0].address());
@@ -86,6 +88,5 @@ async fn ids_are_asked_for_again_when_decode_could_not_fetch_a_kv_cache() -> Res
         router.wait_for_log_times("asking for engine ids again", round).await?;
     }
     until("it has a new id", async || engine_id("b0").await).await?;
-    // What the failed legs left on prefill stays there until its lease ends.
     all_right(&fleet, &router, 4, 2).await
 }

@@ -72,6 +72,7 @@ async fn an_unread_handoff_expires() -> Result<()> {
     assert_eq!(late(), 1);
     fleet.expect_expired(1);
     assert!(fleet.quiescent().await.is_err(), "the fleet objects to the late read");
+    fleet.expect_late_reads(1);
     Ok(())
 }
 
@@ -116,6 +117,8 @@ async fn without_tp_size_there_are_no_heartbeats() -> Result<()> {
     }
     assert_eq!(fleet.prefill[0].counters().heartbeats, 0);
     fleet.expect_expired(1);
+    // Decode gives the handoff back when its client leaves, too late.
+    fleet.expect_late_reads(1);
     Ok(())
 }
 
@@ -142,6 +145,7 @@ async fn an_unknown_request_id_reads_right_and_frees_nothing() -> Result<()> {
     assert_eq!(text(&fleet.decode[0], &handed(&story(8), &params)).await?, right(&fleet, &story(8)).await?);
     fleet.expect_pinned(1);
     assert!(fleet.quiescent().await.is_err(), "prefill has counted a notification for nobody");
+    fleet.expect_late_reads(1);
     Ok(())
 }
 
@@ -149,6 +153,7 @@ async fn an_unknown_request_id_reads_right_and_frees_nothing() -> Result<()> {
 async fn asking_decode_for_a_handoff_pins_its_blocks() -> Result<()> {
     let mut fleet = Fleet::start(0, 1).await?;
     fleet.expect_violations();
+    fleet.expect_pinned(1);
     let mut body = completion(&story(9));
     body["kv_transfer_params"] = json!({ "do_remote_decode": true });
     assert_eq!(ask(&fleet.decode[0], &body).await?.json()["kv_transfer_params"]["do_remote_prefill"], true);

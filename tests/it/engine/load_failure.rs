@@ -53,8 +53,9 @@ async fn dies(fleet: &Fleet, body: &Value) -> Result<()> {
 
 #[tokio::test]
 async fn another_engine_at_that_address() -> Result<()> {
-    let fleet = Fleet::start_with(1, 1, hasty).await?;
+    let mut fleet = Fleet::start_with(1, 1, hasty).await?;
     let params = prefill(&fleet.prefill[0], &story(1)).await?;
+    fleet.expect_expired(1);
     fails(&fleet, &with(&params, "remote_engine_id", json!("another"))).await?;
     fails(&fleet, &with(&params, "remote_engine_id", Value::Null)).await
 }
@@ -138,8 +139,10 @@ async fn streams_fail_as_recorded() -> Result<()> {
 
 #[tokio::test]
 async fn params_without_blocks_kill_decode() -> Result<()> {
-    let fleet = Fleet::start_with(1, 1, hasty).await?;
+    let mut fleet = Fleet::start_with(1, 1, hasty).await?;
     let params = prefill(&fleet.prefill[0], &story(1)).await?;
+    fleet.expect_deaths(4);
+    fleet.expect_expired(1);
     dies(&fleet, &handed(&story(1), &json!({ "do_remote_prefill": true }))).await?;
     dies(&fleet, &handed(&story(1), &without(&params, "remote_block_ids"))).await?;
     dies(&fleet, &handed(&story(1), &with(&params, "remote_block_ids", Value::Null))).await?;
@@ -148,14 +151,18 @@ async fn params_without_blocks_kill_decode() -> Result<()> {
 
 #[tokio::test]
 async fn a_longer_prompt_than_was_computed_kills_decode() -> Result<()> {
-    let fleet = Fleet::start_with(1, 1, hasty).await?;
+    let mut fleet = Fleet::start_with(1, 1, hasty).await?;
     let params = prefill(&fleet.prefill[0], &story(1)).await?;
+    fleet.expect_deaths(1);
+    fleet.expect_expired(1);
     dies(&fleet, &handed(&format!("{} And then {}", story(1), story(2)), &params)).await
 }
 
 #[tokio::test]
 async fn a_dying_engine_takes_its_streams_along() -> Result<()> {
-    let fleet = Fleet::start_with(0, 1, |engine| hasty(engine).token_delay(Duration::from_millis(2))).await?;
+    let mut fleet =
+        Fleet::start_with(0, 1, |engine| hasty(engine).token_delay(Duration::from_millis(2))).await?;
+    fleet.expect_deaths(1);
     let client = Client::new(&fleet.decode[0].address());
     let endless = json!({ "prompt": "on and on", "max_tokens": 30_000, "stream": true });
     let mut stream = client.stream(COMPLETIONS, &endless).await?;
@@ -175,7 +182,7 @@ async fn a_dying_engine_takes_its_streams_along() -> Result<()> {
 
 #[tokio::test]
 async fn params_without_names_hang_and_leak() -> Result<()> {
-    let fleet = Fleet::start(1, 1).await?;
+    let mut fleet = Fleet::start(1, 1).await?;
     let (decode, params) = (&fleet.decode[0], prefill(&fleet.prefill[0], &story(1)).await?);
     for (hung, key) in
         ["remote_engine_id", "remote_request_id", "remote_host", "remote_port"].iter().enumerate()
@@ -191,5 +198,7 @@ async fn params_without_names_hang_and_leak() -> Result<()> {
         assert_eq!(decode.free_blocks() + decode.leaked_blocks(), decode.total_blocks());
     }
     text(decode, &handed(&story(1), &params)).await?;
+    let leaked = decode.leaked_blocks();
+    fleet.expect_leaked(leaked);
     Ok(())
 }

@@ -17,13 +17,15 @@ fn hasty(engine: EngineBuilder) -> EngineBuilder {
 
 #[tokio::test]
 async fn expired_blocks_that_were_reused() -> Result<()> {
-    let fleet = Fleet::start_with(1, 1, hasty).await?;
+    let mut fleet = Fleet::start_with(1, 1, hasty).await?;
     let stale = prefill(&fleet.prefill[0], &story(1)).await?;
     eventually("the lease ends", || fleet.prefill[0].pinned() == 0).await?;
     let fresh = prefill(&fleet.prefill[0], &story(2)).await?;
     assert_eq!(blocks(&stale), blocks(&fresh), "the next prefill takes the expired blocks");
     let said = text(&fleet.decode[0], &handed(&story(1), &stale)).await?;
     assert_ne!(said, right(&fleet, &story(1)).await?);
+    fleet.expect_expired(2);
+    fleet.expect_late_reads(1);
     Ok(())
 }
 
@@ -33,7 +35,7 @@ fn blocks(params: &Value) -> BTreeSet<u64> {
 
 #[tokio::test]
 async fn params_that_are_used_twice() -> Result<()> {
-    let fleet = Fleet::start(1, 2).await?;
+    let mut fleet = Fleet::start(1, 2).await?;
     let params = prefill(&fleet.prefill[0], &story(1)).await?;
     let expected = right(&fleet, &story(1)).await?;
     assert_eq!(text(&fleet.decode[0], &handed(&story(1), &params)).await?, expected);
@@ -41,6 +43,7 @@ async fn params_that_are_used_twice() -> Result<()> {
     assert_ne!(text(&fleet.decode[1], &handed(&story(1), &params)).await?, expected);
     assert_eq!(fleet.prefill[0].counters().notifications_after_expiry, 1);
     text(&fleet.decode[0], &handed(&story(2), &other)).await?;
+    fleet.expect_late_reads(1);
     Ok(())
 }
 
@@ -65,22 +68,24 @@ async fn a_shorter_prompt_than_was_computed() -> Result<()> {
 
 #[tokio::test]
 async fn two_prompts_and_one_handoff() -> Result<()> {
-    let fleet = Fleet::start(1, 1).await?;
+    let mut fleet = Fleet::start(1, 1).await?;
     let params = prefill(&fleet.prefill[0], &story(1)).await?;
     let both = json!({ "prompt": [story(1), story(2)], "max_tokens": 12, "kv_transfer_params": params });
     let transcript = ask(&fleet.decode[0], &both).await?.ok()?.transcript();
     assert_eq!(transcript.texts()[0], right(&fleet, &story(1)).await?);
     assert_ne!(transcript.texts()[1], right(&fleet, &story(2)).await?);
+    fleet.expect_late_reads(1);
     Ok(())
 }
 
 #[tokio::test]
 async fn copies_read_one_handoff_twice() -> Result<()> {
-    let fleet = Fleet::start(1, 1).await?;
+    let mut fleet = Fleet::start(1, 1).await?;
     let params = prefill(&fleet.prefill[0], &story(1)).await?;
     let body = json!({ "prompt": story(1), "n": 2, "max_tokens": 12, "kv_transfer_params": params });
     assert_eq!(ask(&fleet.decode[0], &body).await?.ok()?.transcript().choices.len(), 2);
     assert_eq!(fleet.prefill[0].counters().notifications_after_expiry, 1, "only the first was in time");
+    fleet.expect_late_reads(1);
     Ok(())
 }
 

@@ -73,7 +73,7 @@ async fn a_handle_that_nobody_takes_is_given_back_at_once() -> Result<()> {
 #[tokio::test]
 async fn a_failed_transfer_is_made_good_by_a_fresh_attempt() -> Result<()> {
     for prefills in [1, 2] {
-        let scene = Scene::new(prefills, 1).await?;
+        let mut scene = Scene::new(prefills, 1).await?;
         for stream in [false, true] {
             // As if the KV cache could not be fetched: the blocks are let go of, and the request fails.
             scene.fleet.decode[0].fault(Fault::status(500).on_decode());
@@ -83,6 +83,8 @@ async fn a_failed_transfer_is_made_good_by_a_fresh_attempt() -> Result<()> {
         assert_eq!(scene.count("retries", "leg=\"decode\"").await?, 2.0);
         assert_eq!(scene.generations().1, [4]);
         let decode = scene.fleet.decode[0].counters();
+        // What the failed attempts were to fetch.
+        scene.fleet.expect_pinned(2);
         let other_prefill = prefills == 2;
         assert_eq!(decode.remote_loads, if other_prefill { 2 } else { 0 });
         assert_eq!(decode.local_prefills, if other_prefill { 0 } else { 2 });
@@ -113,7 +115,7 @@ async fn a_prefill_engine_that_dies_between_the_legs_costs_no_plain_request() ->
 
 #[tokio::test]
 async fn a_reset_before_the_answer_is_made_good_elsewhere() -> Result<()> {
-    let scene = Scene::new(1, 2).await?;
+    let mut scene = Scene::new(1, 2).await?;
     for stream in [false, true] {
         for decode in &scene.fleet.decode {
             decode.clear_faults();
@@ -123,12 +125,13 @@ async fn a_reset_before_the_answer_is_made_good_elsewhere() -> Result<()> {
         scene.served(stream).await?;
     }
     assert!(scene.count("retries", "leg=\"decode\"").await? >= 1.0);
+    scene.fleet.expect_pinned_some();
     Ok(())
 }
 
 #[tokio::test]
 async fn a_reset_by_the_only_engine_is_an_error() -> Result<()> {
-    let scene = Scene::new(1, 1).await?;
+    let mut scene = Scene::new(1, 1).await?;
     scene.fleet.decode[0].fault(Fault::close_before_headers().on_decode().always());
     for stream in [false, true] {
         assert_error(&scene.answer(stream).await?, 502, "engine_unreachable");
@@ -136,6 +139,7 @@ async fn a_reset_by_the_only_engine_is_an_error() -> Result<()> {
     // Whether it has let go of what each leg told it to fetch can't be seen.
     let legs = scene.generations().1[0];
     assert_eq!(scene.count("orphaned_handles", "").await?, legs as f64);
+    scene.fleet.expect_pinned(legs);
     Ok(())
 }
 

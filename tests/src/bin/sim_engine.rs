@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::{Parser, ValueEnum};
-use edge_router_tests::engine::{Engine, EngineBuilder};
+use edge_router_tests::engine::{Connector, Engine, EngineBuilder};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A simulated vLLM engine. It holds no model: its words are made up, but follow from its KV cache alone.
@@ -39,6 +39,12 @@ struct Args {
     /// Seconds before an idle connection is closed.
     #[arg(long, default_value_t = 5.0)]
     keep_alive_s: f64,
+    /// KV connector; those that find KV caches by the prompt need one process, and are not here.
+    #[arg(long, value_enum, default_value = "nixl-pull")]
+    connector: Kind,
+    /// With MoRIIO: where the router's --registration-listen is.
+    #[arg(long)]
+    register_with: Option<String>,
     /// Factor for lease, heartbeat and handshake timers.
     #[arg(long, default_value_t = 1.0)]
     time_scale: f64,
@@ -51,6 +57,29 @@ enum Role {
     Both,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    None,
+    NixlPull,
+    NixlPush,
+    MoriioRead,
+    MoriioWrite,
+    Mooncake,
+}
+
+impl From<Kind> for Connector {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::None => Self::None,
+            Kind::NixlPull => Self::NixlPull,
+            Kind::NixlPush => Self::NixlPush,
+            Kind::MoriioRead => Self::MoriioRead,
+            Kind::MoriioWrite => Self::MoriioWrite,
+            Kind::Mooncake => Self::Mooncake,
+        }
+    }
+}
+
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
@@ -58,6 +87,9 @@ async fn main() -> anyhow::Result<()> {
         builder(&args)?.start().await.with_context(|| format!("cannot listen on {}", args.listen))?;
     let role = format!("{:?}", args.role).to_lowercase();
     println!("sim-engine {role} listening on {}", engine.address());
+    for (name, value) in engine.labels() {
+        println!("label {name} = {value:?}");
+    }
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
         _ = terminate.recv() => {}
@@ -73,7 +105,12 @@ fn builder(args: &Args) -> anyhow::Result<EngineBuilder> {
         Role::Decode => Engine::decode(),
         Role::Both => Engine::both(),
     };
+    let builder = match &args.register_with {
+        Some(router) => builder.register_with(router),
+        None => builder,
+    };
     Ok(builder
+        .connector(args.connector.into())
         .model(&args.model)
         .port(args.listen.port())
         .block_size(args.block_size)

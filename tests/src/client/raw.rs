@@ -24,7 +24,10 @@ impl Client {
         if answer.is_empty() {
             read.context("no answer")?;
         }
-        parse(&answer)
+        let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
+        let line = String::from_utf8_lossy(line);
+        let path = line.split(' ').nth(1).unwrap_or_default();
+        Ok(parse(&answer)?.watched(self.watch(path)))
     }
 }
 

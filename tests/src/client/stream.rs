@@ -7,10 +7,10 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::{Answer, PATIENCE};
+use super::secrets::Watch;
+use super::{Answer, Driver, PATIENCE};
 use crate::sse::{Event, EventBuffer, Transcript};
 
 /// An answer whose headers have arrived. Dropping it closes the connection.
@@ -22,7 +22,8 @@ pub struct Stream {
     body: Incoming,
     events: EventBuffer,
     arrived: VecDeque<Arrival>,
-    _driver: JoinSet<()>,
+    watch: Option<Watch>,
+    _driver: Driver,
 }
 
 /// An event, and when its last byte came.
@@ -35,14 +36,18 @@ pub struct Arrival {
 }
 
 impl Stream {
-    pub(super) fn new(answer: Response<Incoming>, driver: JoinSet<()>) -> Self {
+    pub(super) fn new(answer: Response<Incoming>, driver: Driver, watch: Option<Watch>) -> Self {
         let (parts, body) = answer.into_parts();
+        if let Some(watch) = &watch {
+            watch.headers(&parts.headers);
+        }
         Self {
             status: parts.status.as_u16(),
             headers: parts.headers,
             body,
             events: EventBuffer::default(),
             arrived: VecDeque::new(),
+            watch,
             _driver: driver,
         }
     }
@@ -57,6 +62,9 @@ impl Stream {
                 None => return Ok(None),
                 Some(frame) => {
                     if let Ok(data) = frame?.into_data() {
+                        if let Some(watch) = &mut self.watch {
+                            watch.see(&data);
+                        }
                         return Ok(Some(data));
                     }
                 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::config::{Config, LoadFailurePolicy, Role};
+use super::connector::Connector;
 
 /// The settings of an engine to come. Each has the default of a real engine, or one that suits short tests.
 #[derive(Clone, Debug)]
@@ -90,7 +91,8 @@ impl EngineBuilder {
     }
 
     /// One factor for the engine's own timers: lease (30 s), heartbeat (5 s), handshake timeout (5 s), keep-alive
-    /// (5 s), and how long the process outlives a dead core (0.5 s).
+    /// (5 s), how long the process outlives a dead core (0.5 s), and those of the other connectors (engine contract
+    /// §13.5).
     pub fn time_scale(mut self, factor: f64) -> Self {
         self.config.time_scale = factor;
         self
@@ -115,8 +117,34 @@ impl EngineBuilder {
     }
 
     /// Runs without a KV connector: `kv_transfer_params` are ignored.
-    pub fn without_connector(mut self) -> Self {
-        self.config.connector = false;
+    pub fn without_connector(self) -> Self {
+        self.connector(Connector::None)
+    }
+
+    /// The KV connector; [`Connector::NixlPull`] by default.
+    pub fn connector(mut self, connector: Connector) -> Self {
+        self.config.connector = connector;
+        self
+    }
+
+    /// With [`Connector::NixlPull`]: a decode engine keeps what it has generated for the conversation's next turn,
+    /// and a prefill engine reads it back (`bidirectional_kv_xfer`, engine contract §4.4).
+    pub fn bidirectional(mut self) -> Self {
+        self.config.bidirectional = true;
+        self
+    }
+
+    /// With MoRIIO, on an engine of one role: it registers with the router whose `--registration-listen` is at
+    /// `address` (host and port), every 3 s times the time scale, from its start to its end.
+    pub fn register_with(mut self, address: &str) -> Self {
+        self.config.register_with = Some(address.to_owned());
+        self
+    }
+
+    /// Runs on the caller's runtime, whose clock a test may pause, and not on the one that all engines share. A
+    /// [`crate::fleet::Fleet`] of such engines must be asserted quiescent by the test.
+    pub fn on_this_runtime(mut self) -> Self {
+        self.config.on_callers_runtime = true;
         self
     }
 

@@ -76,7 +76,8 @@ impl Call {
         config: &Config,
     ) -> Result<Self, Rejection> {
         let form = Form::read(endpoint, fields)?;
-        let handoff = Handoff::of(fields.object("kv_transfer_params")?);
+        let id = format!("{}-{}", endpoint.id_prefix(), request_id(headers, fields));
+        let handoff = Handoff::of(config, &id, fields.object("kv_transfer_params")?);
         let nested = fields.nested("sampling_params")?.filter(|_| endpoint == Endpoint::Generate);
         let how = nested.as_ref().unwrap_or(fields);
         let asked = Limits::read(endpoint, how)?;
@@ -98,7 +99,7 @@ impl Call {
         let logprobs = logprobs(endpoint, how)?;
         Ok(Self {
             endpoint,
-            id: format!("{}-{}", endpoint.id_prefix(), request_id(headers, fields)),
+            id,
             model,
             prompts,
             n: how.integer("n")?.unwrap_or(1).clamp(1, 128) as usize,

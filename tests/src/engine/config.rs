@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::connector::Connector;
+
 /// What an engine is for; only strict mode looks at it, as a real engine does either step when asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -45,7 +47,10 @@ pub(crate) struct Config {
     pub(crate) load_failure: LoadFailurePolicy,
     pub(crate) api_key: Option<String>,
     pub(crate) strict: bool,
-    pub(crate) connector: bool,
+    pub(crate) connector: Connector,
+    pub(crate) bidirectional: bool,
+    pub(crate) register_with: Option<String>,
+    pub(crate) on_callers_runtime: bool,
     pub(crate) auto_tools: bool,
     pub(crate) prompt_tokens_details: bool,
     pub(crate) compatibility: String,
@@ -70,7 +75,10 @@ impl Config {
             load_failure: LoadFailurePolicy::Fail,
             api_key: None,
             strict: true,
-            connector: true,
+            connector: Connector::default(),
+            bidirectional: false,
+            register_with: None,
+            on_callers_runtime: false,
             auto_tools: true,
             prompt_tokens_details: false,
             compatibility: "sim-1".to_owned(),
@@ -105,6 +113,46 @@ impl Config {
     /// How long an idle connection stays open (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`).
     pub(crate) fn idle_timeout(&self) -> Duration {
         self.keep_alive.unwrap_or_else(|| self.scaled(5.0))
+    }
+
+    /// How long a decode engine keeps what it has generated for the next turn (`decoder_kv_blocks_ttl`).
+    pub(crate) fn readback_lease(&self) -> Duration {
+        self.scaled(480.0)
+    }
+
+    /// How close to its end prefill does not read a decode engine's blocks any more.
+    pub(crate) fn readback_margin(&self) -> Duration {
+        self.scaled(5.0)
+    }
+
+    /// How long prefill remembers the blocks that decode has registered (`push_registration_timeout`).
+    pub(crate) fn push_registration(&self) -> Duration {
+        self.scaled(480.0)
+    }
+
+    /// How long MoRIIO's prefill waits for decode (`defer_timeout`).
+    pub(crate) fn moriio_defer(&self) -> Duration {
+        self.scaled(60.0)
+    }
+
+    /// How long MoRIIO's decode waits for a read (`transfer_timeout`).
+    pub(crate) fn moriio_transfer(&self) -> Duration {
+        self.scaled(30.0)
+    }
+
+    /// How often MoRIIO's engines register (`PING_INTERVAL`).
+    pub(crate) fn ping_interval(&self) -> Duration {
+        self.scaled(3.0)
+    }
+
+    /// How long Mooncake's prefill keeps blocks, and decode waits for it (`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`).
+    pub(crate) fn mooncake_abort(&self) -> Duration {
+        self.scaled(480.0)
+    }
+
+    /// What both ends of a handshake compare.
+    pub(crate) fn handshake(&self) -> String {
+        format!("{}/{}", self.compatibility, self.connector.dialect())
     }
 
     fn scaled(&self, seconds: f64) -> Duration {

@@ -33,9 +33,9 @@ fn state(service: &Service) -> Value {
     let rank_state = |rank: &std::sync::Arc<super::rank::Rank>| {
         let core = rank.core();
         json!({
-            "engine_id": rank.engine_id, "side_port": rank.side_port, "running": core.running,
+            "engine_id": rank.place.engine_id, "side_port": rank.place.side_port, "running": core.running,
             "waiting": core.waiting(), "pinned": core.leases.len(), "free_blocks": core.pool.free_count(),
-            "leaked_blocks": core.leaked, "counters": core.counters,
+            "leaked_blocks": core.leaked.len(), "hanging": core.hanging, "counters": core.counters,
         })
     };
     json!({

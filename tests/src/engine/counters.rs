@@ -15,6 +15,8 @@ pub struct Counters {
     pub pinned: u64,
     /// Handoffs that a decode engine has read or let go.
     pub completed: u64,
+    /// Writes to a decode engine that failed: it was gone, or wanted more than was there.
+    pub failed_writes: u64,
     /// Leases that ran out with the blocks unread.
     pub kv_expired: u64,
     /// Read notifications for handoffs that were no longer pinned: the reader may have read other data.
@@ -53,6 +55,7 @@ impl std::ops::Add for Counters {
             failed_loads: self.failed_loads + other.failed_loads,
             pinned: self.pinned + other.pinned,
             completed: self.completed + other.completed,
+            failed_writes: self.failed_writes + other.failed_writes,
             kv_expired: self.kv_expired + other.kv_expired,
             notifications_after_expiry: self.notifications_after_expiry + other.notifications_after_expiry,
             heartbeats: self.heartbeats + other.heartbeats,

@@ -7,16 +7,15 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::call::{Call, Endpoint};
-use super::config::LoadFailurePolicy;
 use super::digest::{block_hashes, mix, random};
 use super::fault::Outcome;
-use super::handoff::{Handoff, KvParams, Remote};
+use super::handoff::{Handoff, Offer, Source, Unfinished};
+use super::load::Prompt;
 use super::rank::Rank;
 use super::rejection::Rejection;
 use super::sampling::Sampling;
 use super::sequence::{End, Sequence};
 use super::tokenizer::detokenize;
-use super::transfer::{Unread, notify, with_heartbeats};
 
 /// What happens to a choice of the answer.
 #[derive(Debug)]
@@ -30,7 +29,7 @@ pub(crate) enum Event {
 pub(crate) struct Finish {
     pub(crate) reason: &'static str,
     pub(crate) stop_reason: Value,
-    pub(crate) kv_transfer_params: Option<KvParams>,
+    pub(crate) offer: Option<Offer>,
     pub(crate) cached_tokens: usize,
 }
 
@@ -61,14 +60,10 @@ impl Generation {
 
 struct Task {
     rank: Arc<Rank>,
-    prompt: Arc<[u32]>,
-    hashes: Arc<[u64]>,
+    prompt: Prompt,
     sampling: Sampling,
     seed: u64,
-    /// A prompt's log probabilities need the whole prompt computed here.
-    recompute: bool,
     handoff: Handoff,
-    request_id: String,
     outcomes: Vec<Outcome>,
 }
 
@@ -77,17 +72,20 @@ impl Task {
         let (index, copy) = (choice / call.n, choice % call.n);
         let child = if call.n > 1 { format!("{copy}_") } else { String::new() };
         let sub = if call.endpoint == Endpoint::Completions { format!("-{index}") } else { String::new() };
-        let prompt: Arc<[u32]> = call.prompts.get(index).map(Vec::as_slice).unwrap_or_default().into();
-        let handoff = if rank.config.connector { call.handoff.clone() } else { Handoff::None };
+        let tokens: Arc<[u32]> = call.prompts.get(index).map(Vec::as_slice).unwrap_or_default().into();
+        let prompt = Prompt {
+            rank: Arc::clone(&rank),
+            hashes: block_hashes(&tokens, rank.config.block_size, call.salt).into(),
+            tokens,
+            recompute: call.recompute,
+            request_id: format!("{child}{}{sub}-{:08x}", call.id, random() as u32),
+        };
         Self {
-            hashes: block_hashes(&prompt, rank.config.block_size, call.salt).into(),
             rank,
             prompt,
             sampling: call.sampling.clone(),
             seed: mix(call.sampling.seed, copy as u64),
-            recompute: call.recompute,
-            handoff,
-            request_id: format!("{child}{}{sub}-{:08x}", call.id, random() as u32),
+            handoff: call.handoff.clone(),
             outcomes: outcomes.to_vec(),
         }
     }
@@ -107,7 +105,8 @@ impl Task {
         choice: usize,
         events: &mpsc::UnboundedSender<(usize, Event)>,
     ) -> Result<(), Rejection> {
-        let mut sequence = self.prefill().await?;
+        let unfinished = Unfinished::new(&self.rank, &self.handoff.keep);
+        let mut sequence = self.prompt.load(&self.handoff.source).await?;
         sequence.seed(self.seed);
         let mut text = String::new();
         let mut generated = 0;
@@ -126,6 +125,7 @@ impl Task {
             let piece = text.get(before.min(text.len())..).unwrap_or_default().to_owned();
             let event = (choice, Event::Token { id, text: piece, finish });
             if finished {
+                unfinished.finished();
                 // Whoever has read the answer finds the blocks free.
                 drop(sequence);
                 let _ = events.send(event);
@@ -133,66 +133,6 @@ impl Task {
             }
             let _ = events.send(event);
         }
-    }
-
-    /// Gets the prompt's KV cache into blocks of this engine, the way that the handoff says.
-    async fn prefill(&self) -> Result<Sequence, Rejection> {
-        match &self.handoff {
-            Handoff::Fetch(remote) => self.fetch(remote).await,
-            Handoff::Die => {
-                self.rank.die();
-                std::future::pending().await
-            }
-            Handoff::Park => {
-                self.admit().await.leak();
-                std::future::pending().await
-            }
-            Handoff::None | Handoff::Offer => {
-                let mut sequence = self.admit().await;
-                sequence.compute().await;
-                Ok(sequence)
-            }
-        }
-    }
-
-    async fn fetch(&self, remote: &Remote) -> Result<Sequence, Rejection> {
-        let unread = Unread::new(&self.rank, remote);
-        let mut sequence = with_heartbeats(&self.rank, remote, self.admit()).await;
-        unread.disarm();
-        if sequence.needs_more_than(remote) {
-            self.rank.die();
-            return std::future::pending().await;
-        }
-        if self.recompute {
-            notify(&self.rank, remote).await;
-            sequence.compute().await;
-            return Ok(sequence);
-        }
-        // In a task of its own: a read that has begun goes on, and holds the blocks, though the client be gone.
-        let (rank, remote) = (Arc::clone(&self.rank), remote.clone());
-        let load = tokio::spawn(async move {
-            let loaded = with_heartbeats(&rank, &remote, sequence.load(&remote)).await;
-            (sequence, loaded)
-        });
-        let (mut sequence, loaded) = load.await.map_err(|_| Rejection::internal())?;
-        match (loaded, self.rank.config.load_failure) {
-            (Ok(()), _) => {}
-            (Err(_), LoadFailurePolicy::Recompute) => sequence.compute().await,
-            (Err(_), LoadFailurePolicy::Fail) => {
-                sequence.end(End::Error);
-                return Err(Rejection::internal());
-            }
-        }
-        Ok(sequence)
-    }
-
-    async fn admit(&self) -> Sequence {
-        let size = self.rank.config.block_size;
-        // The last prompt token is never taken from a cache.
-        let reusable = if self.recompute { 0 } else { self.prompt.len().saturating_sub(1) / size };
-        let hashes = self.hashes.get(..reusable).unwrap_or_default();
-        let grant = self.rank.admit(hashes, self.prompt.len().div_ceil(size)).await;
-        Sequence::new(Arc::clone(&self.rank), Arc::clone(&self.prompt), Arc::clone(&self.hashes), grant)
     }
 
     /// Ends the sequence if `id` was its last token.
@@ -212,15 +152,16 @@ impl Task {
             text.truncate(len);
         }
         sequence.end(if reason == Some("stop") { End::Stop } else { End::Length });
-        let cached_tokens = match &self.handoff {
-            Handoff::Fetch(remote) => remote.prefill_cached_tokens.unwrap_or(self.prompt.len()),
+        let cached_tokens = match &self.handoff.source {
+            Source::Fetch(order) => order.prefill_cached_tokens().unwrap_or(self.prompt.tokens.len()),
             _ => sequence.cached_tokens(),
         };
-        let pins = matches!(self.handoff, Handoff::Offer) && !self.says_nothing_pinned();
+        let reason = reason.unwrap_or("length");
+        let keep = Some(&self.handoff.keep).filter(|_| !self.says_nothing_pinned());
         Some(Finish {
-            reason: reason.unwrap_or("length"),
+            reason,
             stop_reason: stop.map_or(Value::Null, |stop| stop.reason),
-            kv_transfer_params: pins.then(|| sequence.pin(self.request_id.clone())),
+            offer: keep.and_then(|keep| keep.offer(&self.rank, &self.prompt.request_id, reason, sequence)),
             cached_tokens,
         })
     }
@@ -234,7 +175,7 @@ impl Task {
     /// The reason of a fault that ends the sequence here.
     fn told_to_end(&self, generated: usize) -> Option<&'static str> {
         self.outcomes.iter().find_map(|outcome| match outcome {
-            Outcome::FinishWithStop {} => Some("stop"),
+            Outcome::FinishWithStop {} if generated > self.sampling.min_tokens => Some("stop"),
             Outcome::AbortAfter { tokens } if *tokens <= generated => Some("abort"),
             _ => None,
         })

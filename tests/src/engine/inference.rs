@@ -12,12 +12,11 @@ use super::call::{Call, Endpoint};
 use super::fault::Outcome;
 use super::fields::Fields;
 use super::generate::Generation;
-use super::handoff::Handoff;
+use super::handoff::let_go;
 use super::rank::Rank;
 use super::rejection::Rejection;
 use super::route::Service;
 use super::strict::violations;
-use super::transfer::notify;
 
 /// Answers a request to generate; all that can be known before the first token is known when this returns.
 pub(crate) async fn infer(
@@ -29,13 +28,16 @@ pub(crate) async fn infer(
 ) -> Response<SimBody> {
     if service.config.strict {
         let body: Value = serde_json::from_slice(body).unwrap_or_default();
-        service.violations.add(violations(service.config.role, &body));
+        service.violations.add(violations(&service.config, &body));
     }
     match answer(service, endpoint, headers, body, outcomes).await {
         Ok(response) => response,
         Err(rejection) => {
             if rejection.by_handler {
-                release(service, body).await;
+                let body: Value = serde_json::from_slice(body).unwrap_or_default();
+                if let Some(rank) = service.ranks.first() {
+                    let_go(rank, "", body.get("kv_transfer_params")).await;
+                }
             }
             rejection.respond()
         }
@@ -94,13 +96,4 @@ fn admit(rank: &Rank) -> Result<(), Rejection> {
         return Err(Rejection::overloaded(queued));
     }
     Ok(())
-}
-
-/// An engine that refuses a request lets go of the prefill that the request names.
-async fn release(service: &Service, body: &Bytes) {
-    let body: Value = serde_json::from_slice(body).unwrap_or_default();
-    let handoff = Handoff::of(body.get("kv_transfer_params"));
-    if let (Handoff::Fetch(remote), Some(rank)) = (handoff, service.ranks.first()) {
-        notify(rank, &remote).await;
-    }
 }

@@ -1,4 +1,5 @@
-//! Blocks pinned for a handoff, and until when (vLLM: `kv_lease_duration` of the NIXL connector).
+//! Blocks kept for a peer, and until when (vLLM: `kv_lease_duration` of the NIXL connector; the other connectors have
+//! timers of their own).
 
 use std::collections::HashMap;
 
@@ -6,12 +7,27 @@ use tokio::time::Instant;
 
 use super::blocks::BlockId;
 
-struct Lease {
-    blocks: Vec<BlockId>,
-    deadline: Instant,
+/// For whom blocks are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// A decode engine.
+    Prefill,
+    /// The prefill of the conversation's next turn.
+    Readback,
 }
 
-/// All handoffs of one DP rank that nobody has read yet.
+/// One finished request whose blocks are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    pub(crate) blocks: Vec<BlockId>,
+    pub(crate) deadline: Instant,
+    pub(crate) kept: Kept,
+    /// What the other leg is found by, where the engines match legs themselves.
+    pub(crate) join: String,
+}
+
+/// All finished requests of one DP rank that nobody has read yet, by the engine's own id of each (with MoRIIO and
+/// Mooncake: by the transfer's).
 #[derive(Default)]
 pub(crate) struct Leases {
     by_request: HashMap<String, Lease>,
@@ -22,9 +38,27 @@ impl Leases {
         self.by_request.len()
     }
 
-    /// Pins `blocks` under the engine's own id of the request.
-    pub(crate) fn pin(&mut self, request: String, blocks: Vec<BlockId>, deadline: Instant) {
-        self.by_request.insert(request, Lease { blocks, deadline });
+    pub(crate) fn readbacks(&self) -> usize {
+        self.by_request.values().filter(|lease| lease.kept == Kept::Readback).count()
+    }
+
+    /// All blocks; those of a shared prefix more than once.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.by_request.values().flat_map(|lease| lease.blocks.iter().copied())
+    }
+
+    /// Pins blocks; returns what was pinned under this id before, which nobody can find any more.
+    pub(crate) fn pin(&mut self, request: String, lease: Lease) -> Option<Lease> {
+        self.by_request.insert(request, lease)
+    }
+
+    pub(crate) fn get(&self, request: &str) -> Option<&Lease> {
+        self.by_request.get(request)
+    }
+
+    /// The request that the other leg with this `join` is about.
+    pub(crate) fn joined(&self, join: &str) -> Option<&str> {
+        self.by_request.iter().find(|(_, lease)| lease.join == join).map(|(request, _)| request.as_str())
     }
 
     /// A heartbeat: the lease lasts at least until `deadline`. Unknown ids are ignored.
@@ -59,7 +93,10 @@ mod tests {
     fn a_heartbeat_extends_and_never_shortens() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let mut leases = Leases::default();
-        leases.pin("r".to_owned(), vec![1], now + 30 * second);
+        let lease =
+            Lease { blocks: vec![1], deadline: now + 30 * second, kept: Kept::Prefill, join: "j".to_owned() };
+        assert_eq!(leases.pin("r".to_owned(), lease), None);
+        assert_eq!((leases.joined("j"), leases.joined("k")), (Some("r"), None));
         leases.extend("r", now + 20 * second);
         assert_eq!(leases.next_deadline(), Some(now + 30 * second));
         leases.extend("r", now + 40 * second);

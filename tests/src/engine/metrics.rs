@@ -12,14 +12,14 @@ pub(crate) fn render(ranks: &[std::sync::Arc<Rank>], model: &str) -> String {
         let (running, waiting) = (core.running, core.waiting());
         let usage = 1.0 - core.pool.free_count() as f64 / rank.config.blocks.max(1) as f64;
         drop(core);
-        let labels = format!("engine=\"{}\",model_name=\"{model}\"", rank.index);
+        let labels = format!("engine=\"{}\",model_name=\"{model}\"", rank.place.index);
         text.gauge("num_requests_running", &labels, running as f64);
         text.gauge("num_requests_waiting", &labels, waiting as f64);
         text.gauge("kv_cache_usage_perc", &labels, usage);
         let (size, blocks) = (rank.config.block_size, rank.config.blocks);
         let info = format!(
             "block_size=\"{size}\",enable_prefix_caching=\"True\",engine=\"{}\",num_gpu_blocks=\"{blocks}\"",
-            rank.index
+            rank.place.index
         );
         text.gauge("cache_config_info", &info, 1.0);
         text.counters(&labels, &counters);

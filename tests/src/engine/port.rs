@@ -1,9 +1,12 @@
-//! A loopback port that stays an engine's own while the engine is down.
+//! Loopback ports that stay an engine's own while the engine is down.
 
 use std::io;
 use std::net::SocketAddr;
 
 use tokio::net::{TcpListener, TcpSocket};
+
+/// How often a run of free ports is looked for.
+const TRIES: usize = 100;
 
 /// Holds the port with a socket that never listens: connections are refused, and nobody else is given the port.
 pub(crate) struct HeldPort {
@@ -17,8 +20,35 @@ impl HeldPort {
     /// # Errors
     /// If the port is in use.
     pub(crate) fn take(address: SocketAddr) -> io::Result<Self> {
-        let holder = bind(address)?;
+        let holder = bind(address, true)?;
         Ok(Self { address: holder.local_addr()?, _holder: holder })
+    }
+
+    /// Takes `count` ports in a row: engines add the DP rank to the first.
+    ///
+    /// # Errors
+    /// If there is no such row.
+    pub(crate) fn take_row(address: SocketAddr, count: usize) -> io::Result<Vec<Self>> {
+        let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+        for _ in 0..TRIES {
+            match Self::try_row(address, count) {
+                Ok(row) => return Ok(row),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn try_row(address: SocketAddr, count: usize) -> io::Result<Vec<Self>> {
+        let mut row = vec![Self::take(address)?];
+        while row.len() < count {
+            let port = row[0].address.port().checked_add(row.len() as u16).ok_or(io::ErrorKind::AddrInUse)?;
+            let next = SocketAddr::new(address.ip(), port);
+            // Another engine's port could be shared, so it is first asked for as by one that shares nothing.
+            drop(bind(next, false)?);
+            row.push(Self::take(next)?);
+        }
+        Ok(row)
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -30,15 +60,28 @@ impl HeldPort {
     /// # Errors
     /// If the system refuses.
     pub(crate) fn listen(&self) -> io::Result<TcpListener> {
-        bind(self.address)?.listen(1024)
+        bind(self.address, true)?.listen(1024)
     }
 }
 
-fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
+fn bind(address: SocketAddr, shared: bool) -> io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // Both sockets ask for it, which lets them share the port.
-    socket.set_reuseaddr(true)?;
-    socket.set_reuseport(true)?;
+    socket.set_reuseaddr(shared)?;
+    socket.set_reuseport(shared)?;
     socket.bind(address)?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_row_of_ports_has_no_gap() {
+        let row = HeldPort::take_row(SocketAddr::from(([127, 0, 0, 1], 0)), 4).unwrap();
+        let ports: Vec<u16> = row.iter().map(|port| port.address().port()).collect();
+        assert_eq!(ports, (ports[0]..ports[0] + 4).collect::<Vec<_>>());
+        assert!(row.iter().all(|port| port.listen().is_ok()));
+    }
 }

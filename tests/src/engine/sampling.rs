@@ -65,8 +65,10 @@ impl Sampling {
 
     /// The token at place `generated` that `draw` stands for.
     pub(crate) fn token(&self, draw: u64, generated: usize) -> u32 {
-        let may_end = self.ends_by_itself && !self.ignore_eos && generated >= self.min_tokens;
-        match self.forced {
+        // Until then the tokens that end a text are masked, whatever bias they have.
+        let masked = generated < self.min_tokens;
+        let may_end = self.ends_by_itself && !self.ignore_eos && !masked;
+        match self.forced.filter(|token| !masked || *token != EOS && !self.stop_token_ids.contains(token)) {
             Some(token) => token,
             None if may_end && mix(draw, 7).is_multiple_of(MEAN_LENGTH) => EOS,
             None => sampled(draw),
@@ -130,7 +132,8 @@ mod tests {
     #[test]
     fn min_tokens_hold_a_stop_back() {
         let sampling = sampling(&json!({"logit_bias": {"1": 100}}), (16, 2, true));
-        assert_eq!(sampling.token(3, 0), EOS);
+        assert!(sampling.token(3, 0) != EOS && sampling.token(3, 1) != EOS, "masked");
+        assert_eq!(sampling.token(3, 2), EOS);
         assert_eq!(sampling.stop(EOS, 1, ""), None);
         assert!(sampling.stop(EOS, 2, "").is_some());
     }

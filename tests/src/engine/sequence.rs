@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::blocks::BlockId;
 use super::digest::{mix, mix_tokens};
-use super::handoff::{KvParams, Remote};
+use super::lease::{Kept, Lease};
 use super::rank::{Grant, Rank};
-use super::transfer::{LoadFailed, fetch, notify};
 
 /// A running sequence. Dropping it frees its blocks, at any point: that is what an abort is.
 pub(crate) struct Sequence {
@@ -18,10 +17,13 @@ pub(crate) struct Sequence {
     hashes: Arc<[u64]>,
     blocks: Vec<BlockId>,
     cached: usize,
+    /// How many leading prompt tokens the blocks hold, or are taken to hold.
+    present: usize,
     generated: Vec<u32>,
     /// Folds the KV content of the prompt, the seed and the tokens so far: all that the next token depends on.
     state: u64,
     ended: bool,
+    given_up: bool,
 }
 
 /// How a sequence ended by itself.
@@ -35,7 +37,20 @@ pub(crate) enum End {
 impl Sequence {
     pub(crate) fn new(rank: Arc<Rank>, prompt: Arc<[u32]>, hashes: Arc<[u64]>, grant: Grant) -> Self {
         let Grant { blocks, cached } = grant;
-        Self { rank, prompt, hashes, blocks, cached, generated: Vec::new(), state: 0, ended: false }
+        let present = cached * rank.config.block_size;
+        let generated = Vec::new();
+        Self {
+            rank,
+            prompt,
+            hashes,
+            blocks,
+            cached,
+            present,
+            generated,
+            state: 0,
+            ended: false,
+            given_up: false,
+        }
     }
 
     /// How many leading prompt tokens were in the engine's own prefix cache.
@@ -43,54 +58,94 @@ impl Sequence {
         self.cached * self.rank.config.block_size
     }
 
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompt.len()
+    }
+
+    pub(crate) fn generated(&self) -> usize {
+        self.generated.len()
+    }
+
+    /// The blocks that the prefix cache did not have.
+    pub(crate) fn wanted(&self) -> &[BlockId] {
+        self.blocks.get(self.cached..).unwrap_or_default()
+    }
+
+    /// Whether all but the last prompt token is here.
+    pub(crate) fn is_here(&self) -> bool {
+        self.cached_tokens() + 1 >= self.prompt.len()
+    }
+
+    /// The hashes of the full blocks that the prefix cache did not have.
+    pub(crate) fn missing_hashes(&self) -> &[u64] {
+        self.hashes.get(self.cached..).unwrap_or_default()
+    }
+
+    /// The prompt's full blocks: hash and content.
+    pub(crate) fn full_blocks(&self) -> Vec<(u64, Vec<u32>)> {
+        let core = self.rank.core();
+        let content = self.blocks.iter().map(|block| core.pool.read(*block).unwrap_or_default().to_vec());
+        self.hashes.iter().copied().zip(content).collect()
+    }
+
     /// Computes the prompt here, except what the prefix cache holds.
     pub(crate) async fn compute(&mut self) {
-        let missing = self.prompt.len() - self.cached_tokens();
+        self.fill().await;
+        let mut core = self.rank.core();
+        core.counters.local_prefills += 1;
+        core.counters.prompt_tokens_cached += self.cached_tokens() as u64;
+    }
+
+    /// Computes what of the prompt is not present.
+    async fn fill(&mut self) {
+        let missing = self.prompt.len().saturating_sub(self.present);
         pause(self.rank.config.prefill_per_1k.mul_f64(missing as f64 / 1000.0)).await;
         let size = self.rank.config.block_size;
         let mut core = self.rank.core();
-        for (block, tokens) in self.blocks.iter().zip(self.prompt.chunks(size)).skip(self.cached) {
-            core.pool.write(*block, tokens);
+        for (index, (block, tokens)) in self.blocks.iter().zip(self.prompt.chunks(size)).enumerate() {
+            let kept = self.present.saturating_sub(index * size).min(tokens.len());
+            if kept < tokens.len() {
+                let mut content = core.pool.read(*block).unwrap_or_default().to_vec();
+                content.resize(kept, 0);
+                content.extend_from_slice(&tokens[kept..]);
+                core.pool.write(*block, &content);
+            }
         }
-        core.counters.local_prefills += 1;
         core.counters.prompt_tokens_computed += missing as u64;
-        core.counters.prompt_tokens_cached += self.cached_tokens() as u64;
         drop(core);
+        self.present = self.prompt.len();
         self.remember();
     }
 
-    /// Whether prefill has fewer blocks than this prompt needs, which the real worker asserts against.
-    pub(crate) fn needs_more_than(&self, remote: &Remote) -> bool {
-        self.blocks.len() - self.cached > remote.blocks.len()
+    /// Puts this into the blocks that the prefix cache did not have, in their order.
+    pub(crate) fn take_over(&self, content: &[Vec<u32>]) {
+        let mut core = self.rank.core();
+        for (block, tokens) in self.wanted().iter().zip(content) {
+            core.pool.write(*block, tokens);
+        }
     }
 
-    /// Copies the part of the prompt that is not here from a peer's blocks, then frees the peer. What the blocks
-    /// hold is taken as it is; only the last prompt token is always computed here.
-    pub(crate) async fn load(&mut self, remote: &Remote) -> Result<(), LoadFailed> {
-        let wanted = self.blocks.get(self.cached..).unwrap_or_default();
-        let content = if self.cached_tokens() + 1 >= self.prompt.len() {
-            Vec::new()
-        } else {
-            // A shorter prompt takes the end of the peer's list, as a prompt with a local prefix does.
-            let from = remote.blocks.len().saturating_sub(wanted.len());
-            fetch(&self.rank, remote, remote.blocks.get(from..).unwrap_or_default())
-                .await
-                .inspect_err(|LoadFailed| self.rank.core().counters.failed_loads += 1)?
-        };
-        self.take_over(&content);
+    /// The whole prompt has come from elsewhere; only its last token is always computed here.
+    pub(crate) fn loaded(&mut self) {
+        self.count_load(self.prompt.len());
         self.compute_last_token();
         self.remember();
-        notify(&self.rank, remote).await;
-        Ok(())
     }
 
-    fn take_over(&self, content: &[Vec<u32>]) {
-        let mut core = self.rank.core();
-        for (block, tokens) in self.blocks.iter().skip(self.cached).zip(content) {
-            core.pool.write(*block, tokens);
+    /// So many leading tokens are here now, and computes the rest of the prompt.
+    pub(crate) async fn loaded_up_to(&mut self, tokens: usize) {
+        if tokens >= self.prompt.len() {
+            return self.loaded();
         }
+        self.count_load(tokens);
+        self.fill().await;
+    }
+
+    fn count_load(&mut self, present: usize) {
+        self.present = present;
+        let mut core = self.rank.core();
         core.counters.remote_loads += 1;
-        core.counters.prompt_tokens_transferred += (self.prompt.len() - self.cached_tokens()) as u64;
+        core.counters.prompt_tokens_transferred += present.saturating_sub(self.cached_tokens()) as u64;
         core.counters.prompt_tokens_cached += self.cached_tokens() as u64;
     }
 
@@ -134,15 +189,25 @@ impl Sequence {
         core.counters.generation_tokens += 1;
         // The newest token's KV is computed with the next one.
         let computed = self.computed();
-        if computed > self.blocks.len() * self.rank.config.block_size {
+        let size = self.rank.config.block_size;
+        if computed > self.blocks.len() * size {
             match core.pool.allocate(1) {
                 Some(block) => self.blocks.extend(block),
                 None => core.counters.preemptions += 1,
             }
         }
+        let newest = computed.saturating_sub(1);
+        let (slot, block) = (newest % size, self.blocks.get(newest / size));
+        if let (Some(block), Some([before, _])) = (block, self.generated.last_chunk()) {
+            let mut tokens = core.pool.read(*block).unwrap_or_default().to_vec();
+            tokens.resize(slot + 1, 0);
+            tokens[slot] = *before;
+            core.pool.write(*block, &tokens);
+        }
     }
 
-    fn computed(&self) -> usize {
+    /// How many tokens' KV is in the blocks.
+    pub(crate) fn computed(&self) -> usize {
         self.prompt.len() + self.generated.len().saturating_sub(1)
     }
 
@@ -157,45 +222,46 @@ impl Sequence {
         self.ended = true;
     }
 
-    /// Leaves the blocks to whoever comes with these params, until the lease ends.
-    pub(crate) fn pin(&mut self, request_id: String) -> KvParams {
-        let config = &self.rank.config;
+    /// Keeps the blocks under the name `request` for a peer, until the lease ends, and returns them.
+    pub(crate) fn pin(&mut self, request: &str, join: String, kept: Kept, lease: Duration) -> Vec<BlockId> {
         let blocks = std::mem::take(&mut self.blocks);
+        let lease = Lease { blocks: blocks.clone(), deadline: Instant::now() + lease, kept, join };
         let mut core = self.rank.core();
         core.counters.pinned += 1;
-        core.leases.pin(request_id.clone(), blocks.clone(), tokio::time::Instant::now() + config.lease());
-        KvParams {
-            do_remote_prefill: true,
-            do_remote_decode: false,
-            remote_block_ids: [blocks],
-            remote_engine_id: self.rank.engine_id.clone(),
-            remote_request_id: request_id,
-            remote_host: self.rank.config.listen.ip().to_string(),
-            remote_port: self.rank.side_port,
-            tp_size: 1,
-            dcp_size: 1,
-            pp_size: 1,
-            remote_num_tokens: self.computed(),
-            remote_blocks_expiry_time: None,
-            transfer_mode: "pull",
-            remote_prefill_cached_tokens: (self.generated.len() <= 1).then(|| self.cached_tokens()),
+        if let Some(lost) = core.leases.pin(request.to_owned(), lease) {
+            core.counters.kv_expired += 1;
+            core.pool.recycle(&lost.blocks);
         }
+        drop(core);
+        self.rank.notify_waiting();
+        blocks
     }
 
     /// The blocks are lost to the engine for good.
     pub(crate) fn leak(&mut self) {
         let blocks = std::mem::take(&mut self.blocks);
-        self.rank.core().leaked += blocks.len();
+        self.rank.core().leaked.extend(blocks);
+    }
+
+    /// All its blocks.
+    pub(crate) fn blocks(&self) -> &[BlockId] {
+        &self.blocks
+    }
+
+    /// A load that was given up is over.
+    pub(crate) fn reclaim(mut self) {
+        self.rank.core().reclaim(&self.blocks);
+        self.given_up = true;
     }
 }
 
 impl Drop for Sequence {
     fn drop(&mut self) {
         let mut core = self.rank.core();
-        core.running -= 1;
         core.pool.release(&self.blocks);
-        if !self.ended {
-            core.counters.aborted += 1;
+        if !self.given_up {
+            core.running -= 1;
+            core.counters.aborted += u64::from(!self.ended);
         }
         drop(core);
         self.rank.notify_waiting();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use super::handoff::Remote;
+use super::connector::nixl::Remote;
 use super::rank::Rank;
 use super::side_channel::{Ask, Reply, ask};
 
@@ -25,7 +25,7 @@ pub(crate) async fn fetch(rank: &Rank, remote: &Remote, blocks: &[u32]) -> Resul
     };
     let read = Ask::Read {
         engine_id: engine_id.clone(),
-        compatibility: rank.config.compatibility.clone(),
+        handshake: rank.config.handshake(),
         blocks: blocks.to_vec(),
     };
     let peer = (host.clone(), port, engine_id.clone());
@@ -35,7 +35,7 @@ pub(crate) async fn fetch(rank: &Rank, remote: &Remote, blocks: &[u32]) -> Resul
             Ok(content)
         }
         Ok(Reply::OutOfRange) => Err(LoadFailed),
-        Ok(Reply::Mismatch | Reply::Noted) | Err(_) => {
+        Ok(_) | Err(_) => {
             if !rank.core().known_peers.contains(&peer) {
                 sleep_until(started + rank.config.handshake_timeout()).await;
             }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Router;
 use super::log::Log;
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, PATIENCE, Secrets};
 use crate::engine::Engine;
 
 /// The settings of a router to come. Everything ends up on the command line that a user would type.
@@ -24,24 +24,38 @@ pub struct RouterBuilder {
     config: Option<String>,
     policies_dir: PathBuf,
     wait: bool,
+    secrets: Secrets,
 }
 
 impl Default for RouterBuilder {
     fn default() -> Self {
         let policies_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../policies");
-        Self { args: Vec::new(), env: Vec::new(), config: None, policies_dir, wait: true }
+        Self {
+            args: Vec::new(),
+            env: Vec::new(),
+            config: None,
+            policies_dir,
+            wait: true,
+            secrets: Secrets::default(),
+        }
     }
 }
 
 impl RouterBuilder {
     /// Adds a prefill instance.
     pub fn prefill(self, engine: &Engine) -> Self {
-        self.arg("--prefill").arg(&engine.address())
+        self.knows(engine).arg("--prefill").arg(&engine.address())
     }
 
     /// Adds a decode instance.
     pub fn decode(self, engine: &Engine) -> Self {
-        self.arg("--decode").arg(&engine.address())
+        self.knows(engine).arg("--decode").arg(&engine.address())
+    }
+
+    /// This engine's ids must not reach a client either: for engines that the router finds by itself.
+    pub fn knows(mut self, engine: &Engine) -> Self {
+        self.secrets.add(engine);
+        self
     }
 
     /// Adds a policy to the chain, by the name of its file in the policies directory.
@@ -97,7 +111,7 @@ impl RouterBuilder {
         pipes.extend(child.stdout.take().map(|pipe| Box::new(pipe) as _));
         let log = Log::follow(pipes);
         let address = address_in(&log.wait_for("listening on ", 1).await?)?;
-        let client = Client::new(&address);
+        let client = Client::new(&address).keeping(self.secrets);
         let mut router = Router { child, pid, address, client, log, files };
         if self.wait {
             ready(&mut router).await?;

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::logprobs::logprobs;
 use super::stream::{DONE, Dialect, frame};
@@ -22,6 +23,8 @@ struct Chunk<'a> {
     usage: Option<Usage>,
     #[serde(skip_serializing_if = "Option::is_none")]
     system_fingerprint: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_transfer_params: Option<Box<RawValue>>,
     #[serde(flatten)]
     prompt: Option<PromptKeys<'a>>,
 }
@@ -133,6 +136,7 @@ impl Chunks {
         let first = self.counts[index] == 1;
         let logprobs = logprobs(call.endpoint, &[id], call.logprobs);
         let finish_reason = finish.map(|finish| finish.reason);
+        let offer = finish.and_then(|finish| finish.offer.as_ref()).filter(|offer| offer.in_streams);
         let stop_reason = finish.map(|finish| finish.stop_reason.clone());
         let token_ids = call.return_token_ids.then_some([id]);
         let choice = match call.endpoint {
@@ -152,6 +156,7 @@ impl Chunks {
         };
         Chunk {
             system_fingerprint: (finish.is_some() && !call.include_usage).then_some(FINGERPRINT),
+            kv_transfer_params: offer.map(|offer| offer.params.clone()),
             ..self.blank(vec![choice], self.continuous_usage(index))
         }
     }
@@ -181,6 +186,16 @@ impl Chunks {
         };
         let (id, model) = (&self.call.id, &self.call.model);
         let created = self.created;
-        Chunk { id, object, created, model, choices, usage, system_fingerprint: None, prompt: None }
+        Chunk {
+            id,
+            object,
+            created,
+            model,
+            choices,
+            usage,
+            system_fingerprint: None,
+            kv_transfer_params: None,
+            prompt: None,
+        }
     }
 }

@@ -77,8 +77,8 @@ async fn collect(call: &Call, mut generation: Generation, config: &Config) -> Re
         if let Some(finish) = finish {
             cached_tokens += if index % call.n == 0 { finish.cached_tokens } else { 0 };
             // A real engine says where one of its sequences lies: the last that ended of the first prompt's.
-            if let Some(params) = finish.kv_transfer_params.as_ref().filter(|_| index < call.n) {
-                kv_transfer_params = to_raw_value(params).ok();
+            if let Some(offer) = finish.offer.as_ref().filter(|_| index < call.n) {
+                kv_transfer_params = Some(offer.params.clone());
             }
             choice.finish = Some(finish);
         }

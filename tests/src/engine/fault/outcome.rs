@@ -11,7 +11,8 @@ use super::{Fault, Kind};
 pub(crate) enum Outcome {
     /// Fails after this many tokens: a 500, or an error event in a stream.
     ErrorAfter { tokens: usize },
-    /// The first token is the last, with `finish_reason` `stop`.
+    /// The first token is the last, with `finish_reason` `stop`; the first after `min_tokens`, where they are asked
+    /// for, as the end of the text cannot be sampled before.
     FinishWithStop {},
     /// Token number so many is the last, with `finish_reason` `abort`: a server that is told to stop.
     AbortAfter { tokens: usize },
@@ -32,7 +33,7 @@ impl Fault {
         Self::new(Kind::Outcome(Outcome::ErrorAfter { tokens }))
     }
 
-    /// The engine ends with `finish_reason` `stop` at the first token.
+    /// The engine ends with `finish_reason` `stop` at the first token that may end a text: the one after `min_tokens`.
     pub fn finish_with_stop() -> Self {
         Self::new(Kind::Outcome(Outcome::FinishWithStop {}))
     }
