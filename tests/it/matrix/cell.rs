@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use edge_router_tests::client::PATIENCE;
-use edge_router_tests::engine::Step;
+use edge_router_tests::engine::{Engine, EngineBuilder, Step};
 use edge_router_tests::fleet::Fleet;
 use edge_router_tests::patience::eventually;
 use edge_router_tests::router::Router;
@@ -12,11 +12,13 @@ use tokio::time::{Duration, Instant, sleep};
 
 use super::fault;
 use super::found::{ended, generated, in_words, observed};
+use super::system::System;
 use crate::in_flight::settled;
-use crate::load::{CHAT, COMPLETIONS};
+use crate::load::CHAT;
 
 /// One row for one kind of request.
 pub(super) struct Cell<'a> {
+    system: System,
     fault: &'a str,
     path: &'static str,
     stream: bool,
@@ -28,22 +30,15 @@ pub(super) struct Cell<'a> {
 
 impl<'a> Cell<'a> {
     /// The kinds of request that a row is about.
-    pub(super) fn all_of(row: &'a str) -> Result<Vec<Self>> {
+    pub(super) fn all_of(system: System, row: &'a str) -> Result<Vec<Self>> {
         let columns: Vec<&str> = row.split('|').map(str::trim).collect();
         let [fault, asked, pairs, ref expected @ ..] = columns[..] else { anyhow::bail!("too short: {row}") };
-        let streams: &[bool] = match asked {
-            "whole" => &[false],
-            "stream" => &[true],
-            _ => &[false, true],
-        };
         let (pairs, pinned) = (pairs.parse()?, expected.get(4).context("no `pinned`")?.parse()?);
-        let mut cells = Vec::new();
-        for path in [COMPLETIONS, CHAT] {
-            for &stream in streams {
-                cells.push(Self { fault, path, stream, pairs, pinned, expected: expected.to_vec() });
-            }
-        }
-        Ok(cells)
+        let cell = |(path, stream)| {
+            let expected = expected.to_vec();
+            Self { system, fault, path, stream, pairs, pinned, expected }
+        };
+        Ok(system.kinds(asked).into_iter().map(cell).collect())
     }
 
     /// Whether everything is as the row says.
@@ -53,22 +48,25 @@ impl<'a> Cell<'a> {
     }
 
     async fn run(&self) -> Result<()> {
-        let mut fleet =
-            Fleet::start_with(self.pairs, self.pairs, |engine| fault::engines(self.fault, engine)).await?;
+        let connector = self.system.connector();
+        let set = |engine: EngineBuilder| fault::engines(self.fault, engine.connector(connector.clone()));
+        let mut fleet = Fleet::start_with(self.pairs, self.pairs, set).await?;
         fleet.expect_pinned(self.pinned);
         // Health is left to the requests; and none of them finds a probe's connection to an engine that has been killed
         // meanwhile, which would leave open whether the engine has seen it.
         let fixed = ["--probe-interval-ms", "3600000", "--pool-idle-ms", "1"];
         let args = fixed.iter().chain(fault::args(self.fault));
-        let router = args.fold(fleet.router(), |router, arg| router.arg(arg));
+        let router = args.fold(self.system.router(&fleet), |router, arg| router.arg(arg));
         let router = router.start().await?;
         fault::inflict(self.fault, &fleet, self.stream).await?;
         let seen = match fault::client_leaves_at(self.fault) {
             Some(step) => self.leave(&fleet, &router, step).await?,
             None => self.ask(&fleet, &router).await?,
         };
-        fleet.quiescent().await?;
-        self.compare(&seen, &fleet, &router).await
+        self.compare(&seen, &fleet, &router).await?;
+        // How many they are depends on the length of the prompt.
+        fleet.expect_leaked(fleet.decode.iter().map(Engine::leaked_blocks).sum());
+        fleet.quiescent().await
     }
 
     /// Waits until all is as the row says: some of it is counted in the background.

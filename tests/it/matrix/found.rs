@@ -43,6 +43,7 @@ pub(super) fn observed(seen: &str, fleet: &Fleet, metrics: &Samples) -> Vec<Stri
         counted("fallbacks_total", "kind", &kinds),
         listed(&handles.map(|(word, name)| times(word, sum(name, ""))).collect::<Vec<_>>()),
         pinned.to_string(),
+        if fleet.decode.iter().any(|engine| engine.leaked_blocks() > 0) { "leaks" } else { "-" }.to_owned(),
         listed(&failed.map(str::to_owned).collect::<Vec<_>>()),
         format!("{}+{}", legs(&fleet.prefill), legs(&fleet.decode)),
     ]
