@@ -81,7 +81,8 @@ async fn a_stream_that_outlives_the_time_is_cut_and_seen_to_be_cut() -> Result<(
     assert_eq!(router.exited().await?.code(), Some(0));
     assert!(router.log().iter().any(|line| line.contains("were cut")));
     fleet.assert_quiescent().await;
-    assert!(fleet.decode[0].requests()[0].aborted());
+    edge_router_tests::patience::eventually("it is aborted", || fleet.decode[0].requests()[0].aborted())
+        .await?;
     Ok(())
 }
 

@@ -26,6 +26,8 @@ async fn one_leg_after_the_other() -> Result<()> {
     let fleet = Fleet::start_with(1, 1, hasty(Connector::MoriioWrite)).await?;
     let params = prefill(&fleet, "tx-1", 1).await?;
     assert_eq!(text(&fleet.decode[0], &handed(&story(1), &params)).await?, right(&fleet, &story(1)).await?);
+    // Prefill hears of it a moment after decode.
+    fleet.assert_quiescent().await;
     assert_eq!((fleet.prefill[0].counters().completed, fleet.decode[0].counters().remote_loads), (1, 1));
     Ok(())
 }

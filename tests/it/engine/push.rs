@@ -41,6 +41,8 @@ async fn prefill_may_come_first() -> Result<()> {
     let body = handed(&story(1), &without(&params, "remote_block_ids"));
     let answer = ask_as(&fleet.decode[0], "one", &body).await?.ok()?;
     assert_eq!(answer.transcript().text(), right(&fleet, &story(1)).await?);
+    // Prefill hears of it a moment after decode.
+    fleet.assert_quiescent().await;
     let (from, to) = (fleet.prefill[0].counters(), fleet.decode[0].counters());
     assert_eq!((from.completed, to.remote_loads, to.prompt_tokens_computed), (1, 1, 0));
     Ok(())

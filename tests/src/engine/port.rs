@@ -1,10 +1,15 @@
 //! Loopback ports that stay an engine's own while the engine is down.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 
 use tokio::net::{TcpListener, TcpSocket};
 
+use super::digest::random;
+
+/// Where rows of ports are looked for: below those that the system gives to clients, of which there may be thousands.
+const ROWS: Range<u16> = 10_000..32_000;
 /// How often a run of free ports is looked for.
 const TRIES: usize = 100;
 
@@ -29,9 +34,13 @@ impl HeldPort {
     /// # Errors
     /// If there is no such row.
     pub(crate) fn take_row(address: SocketAddr, count: usize) -> io::Result<Vec<Self>> {
+        if count == 1 {
+            return Ok(vec![Self::take(address)?]);
+        }
         let mut last = io::Error::from(io::ErrorKind::AddrInUse);
         for _ in 0..TRIES {
-            match Self::try_row(address, count) {
+            let first = ROWS.start + (random() % u64::from(ROWS.end - ROWS.start)) as u16;
+            match (0..count as u16).map(|at| Self::take_unshared(address.ip(), first + at)).collect() {
                 Ok(row) => return Ok(row),
                 Err(error) => last = error,
             }
@@ -39,16 +48,11 @@ impl HeldPort {
         Err(last)
     }
 
-    fn try_row(address: SocketAddr, count: usize) -> io::Result<Vec<Self>> {
-        let mut row = vec![Self::take(address)?];
-        while row.len() < count {
-            let port = row[0].address.port().checked_add(row.len() as u16).ok_or(io::ErrorKind::AddrInUse)?;
-            let next = SocketAddr::new(address.ip(), port);
-            // Another engine's port could be shared, so it is first asked for as by one that shares nothing.
-            drop(bind(next, false)?);
-            row.push(Self::take(next)?);
-        }
-        Ok(row)
+    fn take_unshared(ip: IpAddr, port: u16) -> io::Result<Self> {
+        let address = SocketAddr::new(ip, port);
+        // Another engine's port could be shared, so it is first asked for as by one that shares nothing.
+        drop(bind(address, false)?);
+        Self::take(address)
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
