@@ -257,7 +257,11 @@ impl Engine {
                 label("side_channel", self.side_channel().to_string());
             }
             Connector::Mooncake => match self.bootstrap_address() {
-                Some(address) => label("bootstrap_address", address),
+                Some(address) => {
+                    label("bootstrap_address", address);
+                    // What the router would say of it itself, and then take it for another instance.
+                    label("kv_lease_s", "480".to_owned());
+                }
                 None => return labels,
             },
         }

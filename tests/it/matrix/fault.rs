@@ -10,15 +10,15 @@ pub(super) async fn inflict(name: &str, fleet: &Fleet, stream: bool) -> Result<(
     let (prefill, decode) = (&fleet.prefill[0], &fleet.decode[0]);
     match name {
         "prefill refuses" => prefill.kill().await,
-        "prefill 500" => prefill.fault(Fault::status(500).on_prefill()),
-        "prefill cut" => prefill.fault(Fault::close_after_headers().on_prefill()),
-        "prefill stops" => prefill.fault(Fault::finish_with_stop().on_prefill()),
+        "prefill 500" => prefill.fault(Fault::status(500)),
+        "prefill cut" => prefill.fault(Fault::close_after_headers()),
+        "prefill stops" => prefill.fault(Fault::finish_with_stop()),
         "decode refuses" => decode.kill().await,
-        "decode 503" => decode.fault(Fault::status(503).on_decode()),
-        "decode 500" => decode.fault(Fault::status(500).on_decode()),
-        "error after role" | "… with held opening" => decode.fault(Fault::error_after(0).on_decode()),
+        "decode 503" => decode.fault(Fault::status(503)),
+        "decode 500" => decode.fault(Fault::status(500)),
+        "error after role" | "… with held opening" => decode.fault(Fault::error_after(0)),
         // A whole answer is one frame, a chat's role is one, and so is each token.
-        "decode cut" => decode.fault(Fault::cut_after(if stream { 2 } else { 0 }).on_decode()),
+        "decode cut" => decode.fault(Fault::cut_after(if stream { 2 } else { 0 })),
         "leaves at prefill" | "leaves at decode" => {}
         _ => bail!("no such fault: {name}"),
     }

@@ -45,7 +45,6 @@ impl System {
         let router = fleet.labelled_router().patient().policy(&format!("{policy}.wasm"));
         let together =
             matches!(self, Self::NixlPushTogether | Self::MoriioWriteTogether | Self::MooncakeTogether);
-        let router = if self == Self::ByContent { router } else { router.policy("plain.wasm") };
         if together {
             router.arg("--policy-config").arg(&format!("{policy}={{\"concurrent\":true}}"))
         } else {

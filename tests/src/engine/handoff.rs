@@ -27,6 +27,8 @@ pub(crate) struct Handoff {
 pub(crate) enum Source {
     /// It is computed here.
     Here,
+    /// What the store holds of it comes from there, within the engine's step; the rest is computed here.
+    Store(SharedStore),
     /// It comes from elsewhere.
     Fetch(Order),
     /// An assertion of the scheduler fails, and takes the engine with it.
@@ -44,7 +46,6 @@ pub(crate) enum Order {
     MoriioRead(moriio::Transfer),
     MoriioWrite(moriio::Transfer),
     Mooncake(mooncake::Transfer),
-    Store(SharedStore),
 }
 
 /// What becomes of the blocks at the end.
@@ -78,10 +79,7 @@ impl Handoff {
     /// sequence gets.
     pub(crate) fn of(config: &Config, id: &str, params: Option<&Value>) -> Self {
         if let Connector::Content(store) = &config.connector {
-            return Self {
-                source: Source::Fetch(Order::Store(store.clone())),
-                keep: Keep::Store(store.clone()),
-            };
+            return Self { source: Source::Store(store.clone()), keep: Keep::Store(store.clone()) };
         }
         let Some(params) = params.and_then(Value::as_object).filter(|params| !params.is_empty()) else {
             return Self::NONE;
@@ -128,10 +126,6 @@ impl Order {
             Self::MoriioRead(transfer) => moriio::read(rank, transfer, sequence).await,
             Self::MoriioWrite(transfer) => moriio::await_write(rank, transfer, sequence).await,
             Self::Mooncake(transfer) => mooncake::pull(rank, transfer, sequence).await,
-            Self::Store(store) => {
-                content::load(store, sequence).await;
-                Ok(())
-            }
         }
     }
 
@@ -148,7 +142,7 @@ impl Order {
         match self {
             Self::Pull(remote) | Self::Push(remote) => remote.prefill_cached_tokens,
             Self::MoriioRead(transfer) | Self::MoriioWrite(transfer) => transfer.prefill_cached_tokens,
-            Self::Readback(_) | Self::Mooncake(_) | Self::Store(_) => None,
+            Self::Readback(_) | Self::Mooncake(_) => None,
         }
     }
 }

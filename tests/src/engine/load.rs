@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::config::LoadFailurePolicy;
+use super::connector::content;
 use super::handoff::{Order, Source};
 use super::rank::Rank;
 use super::rejection::Rejection;
@@ -58,6 +59,15 @@ impl Prompt {
             Source::Here => {
                 let mut sequence = self.admit().await;
                 sequence.compute().await;
+                Ok(sequence)
+            }
+            Source::Store(store) => {
+                let mut sequence = self.admit().await;
+                if self.recompute {
+                    sequence.compute().await;
+                } else {
+                    content::load(store, &mut sequence).await;
+                }
                 Ok(sequence)
             }
             Source::Fetch(order) => self.fetch(order).await,
