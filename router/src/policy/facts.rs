@@ -33,6 +33,8 @@ pub struct ClientRequest {
     pub headers: HeaderMap,
     /// The body.
     pub object: Object,
+    /// What the client sent instead, where a renderer has made the body of it.
+    pub unrendered: Option<Object>,
     /// Tokens of a block in the prefix index.
     pub block_tokens: usize,
     /// Where to look for the session key.
@@ -54,6 +56,7 @@ impl ClientRequest {
             endpoint,
             headers,
             object,
+            unrendered: None,
             block_tokens,
             session_keys,
             prompt_tokens: OnceLock::new(),
@@ -71,8 +74,9 @@ impl ClientRequest {
         self.session_keys.iter().find_map(|key| match key {
             SessionKey::Header(name) => self.header(name),
             SessionKey::Field(name) => {
-                let field = short(self.object.get(name)).filter(|v| v != "null")?;
-                Some(self.object.get_str(name).unwrap_or(field))
+                let body = self.unrendered.as_ref().unwrap_or(&self.object);
+                let field = short(body.get(name)).filter(|v| v != "null")?;
+                Some(body.get_str(name).unwrap_or(field))
             }
         })
     }

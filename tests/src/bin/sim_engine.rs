@@ -49,6 +49,7 @@ enum Role {
     Prefill,
     Decode,
     Both,
+    Render,
 }
 
 #[tokio::main]
@@ -72,6 +73,7 @@ fn builder(args: &Args) -> anyhow::Result<EngineBuilder> {
         Role::Prefill => Engine::prefill(),
         Role::Decode => Engine::decode(),
         Role::Both => Engine::both(),
+        Role::Render => Engine::render(),
     };
     Ok(builder
         .model(&args.model)
