@@ -135,7 +135,8 @@ impl WayBack {
         let rest = format!(r#"{close},"model":{},"{}":"#, self.model, self.dialect.request());
         let body = [open.into(), answer, rest.into(), self.request.clone(), "}".into()];
         let said = self.call(renderers, body.into_iter().collect()).await?;
-        let object = Object::scan(said).map_err(|_| RenderError::Unusable("it is no JSON object"))?;
+        let object = Object::scan(said).ok().filter(|object| object.is_set("choices"));
+        let object = object.ok_or(RenderError::Unusable("it has no choices"))?;
         // The engine has counted, the renderer can't.
         let usage = generated
             .get("usage")

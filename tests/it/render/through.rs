@@ -16,9 +16,7 @@ async fn answers_are_those_of_one_engine_and_both_legs_share_the_tokens() -> Res
         }
     }
     assert_eq!(scene.legs(), [GENERATE; 8]);
-    for (prefill, decode) in
-        scene.fleet.prefill[0].requests().iter().zip(scene.fleet.decode[0].requests())
-    {
+    for (prefill, decode) in scene.fleet.prefill[0].requests().iter().zip(scene.fleet.decode[0].requests()) {
         assert_eq!(prefill.json()["token_ids"], decode.json()["token_ids"]);
         assert_eq!(prefill.json()["cache_salt"], decode.json()["cache_salt"]);
     }
@@ -90,7 +88,8 @@ async fn events_have_the_shapes_that_clients_know() -> Result<()> {
                 created.push(ours["created"].clone());
             }
             assert!(through.last().is_some_and(|last| last.event.is_done()));
-            (ids.pop(), created.pop());
+            ids.pop();
+            created.pop();
             ids.dedup();
             created.dedup();
             assert_eq!((ids.len(), created.len()), (1, 1), "{ids:?} {created:?}");
@@ -177,7 +176,7 @@ async fn media_always_come_with_what_was_made_of_them() -> Result<()> {
     let scene = Scene::new(1).await?;
     let mut body = story(CHAT, false);
     body["mm_payload"] = json!("none");
-    body["kv_transfer_params"] = json!({ "do_remote_prefill": true });
+    body["kv_transfer_params"] = json!({ "do_remote_decode": true });
     body["messages"][0]["content"] = json!([
         { "type": "text", "text": "what is this?" },
         { "type": "image_url", "image_url": { "url": "data:image/png;base64,aGVsbG8=" } },
