@@ -111,23 +111,23 @@ impl WayBack {
         })
     }
 
-    /// An engine's answer, or an event of it, as a renderer is to see it: under the client's id, and without
-    /// the token that ended it, of which the client is to see nothing.
-    fn prepared(&self, generated: &Object, more: Vec<Edit>) -> Bytes {
-        let set = |name: &'static str, value: String| Edit::Set { name: name.into(), value: value.into() };
-        let mut edits = more;
-        edits.push(set("request_id", self.id.clone()));
-        if let Some(choices) = generated.get("choices").and_then(shape::without_last_words) {
-            edits.push(set("choices", choices));
+    /// An engine's answer with its prompt, or an event without, as a renderer is to see it: under the client's
+    /// id, and without the token that ended it, of which the client is to see nothing.
+    fn prepared(&self, generated: &Object, prompt: Option<&Bytes>) -> Bytes {
+        let mut edits = vec![shape::set("request_id", self.id.clone())];
+        if let Some(prompt) = prompt {
+            edits.push(shape::set("prompt_token_ids", String::from_utf8_lossy(prompt).into_owned()));
+        }
+        let choices = generated.get("choices");
+        if let Some(choices) = choices.and_then(|c| shape::without_last_words(c, prompt.is_some())) {
+            edits.push(shape::set("choices", choices));
         }
         splice(generated, &edits).to_bytes()
     }
 
     /// Has a renderer turn `generated` back, an answer that came whole.
     async fn whole(&self, renderers: &Renderers, generated: &Object) -> Result<Bytes, RenderError> {
-        let prompt = String::from_utf8_lossy(&self.prompt).into_owned().into();
-        let prompt = Edit::Set { name: "prompt_token_ids".into(), value: prompt };
-        let answer = self.prepared(generated, vec![prompt]);
+        let answer = self.prepared(generated, Some(&self.prompt));
         let (open, close) = match self.dialect {
             Dialect::Chat => (r#"{"generate_response":"#, ""),
             Dialect::Completion => (r#"{"generate_responses":["#, "]"),
@@ -138,10 +138,12 @@ impl WayBack {
         let object = Object::scan(said).ok().filter(|object| object.is_set("choices"));
         let object = object.ok_or(RenderError::Unusable("it has no choices"))?;
         // The engine has counted, the renderer can't.
-        let usage = generated
-            .get("usage")
-            .map(|usage| Edit::Set { name: "usage".into(), value: usage.to_owned().into() });
-        Ok(splice(&object, usage.as_slice()).to_bytes())
+        let usage = generated.get("usage").map(|usage| shape::set("usage", usage.to_owned()));
+        let choices = object.get("choices").zip(generated.get("choices"));
+        let choices = choices.and_then(|(said, generated)| shape::silenced(said, generated));
+        let choices = choices.map(|choices| shape::set("choices", choices));
+        let edits: Vec<Edit> = usage.into_iter().chain(choices).collect();
+        Ok(splice(&object, &edits).to_bytes())
     }
 
     async fn call(&self, renderers: &Renderers, body: Segments) -> Result<Bytes, RenderError> {

@@ -8,17 +8,51 @@ use crate::body::scan::Object;
 use crate::body::splice::splice;
 
 /// The choices without the token that ended each, if one did: an end of sequence, or one of the request's
-/// stop tokens. Engines leave its text out; a renderer can't know what it was. `None` if nothing changes.
-pub(super) fn without_last_words(choices: &str) -> Option<String> {
+/// stop tokens. Engines leave its text out; a renderer can't know what it was. Of answers that came whole,
+/// renderers want at least one token: [`silenced`] sees to the rest. `None` if nothing changes.
+pub(super) fn without_last_words(choices: &str, whole: bool) -> Option<String> {
     let mut changed = false;
     let choices = each(choices, |choice| {
-        let stopped = choice.get_str("finish_reason").is_some_and(|reason| reason == "stop");
-        let ids = choice.get("token_ids").filter(|_| stopped).and_then(|ids| ids.rsplit_once(','));
-        let edit = ids.map(|(before, _)| set("token_ids", format!("{before}]")));
+        let ids = choice.get("token_ids").filter(|_| stopped(&choice));
+        let rest = ids.and_then(|ids| match ids.rsplit_once(',') {
+            Some((before, _)) => Some(format!("{before}]")),
+            None => (!whole).then(|| "[]".to_owned()),
+        });
+        let edit = rest.map(|rest| set("token_ids", rest));
         changed |= edit.is_some();
         Some(splice(&choice, edit.as_slice()).to_bytes())
     })?;
     changed.then_some(choices)
+}
+
+fn stopped(choice: &Object) -> bool {
+    choice.get_str("finish_reason").is_some_and(|reason| reason == "stop")
+}
+
+/// A renderer's choices, with nothing said where the engine's hold no token but the one that ended them.
+/// `None` if nothing changes.
+pub(super) fn silenced(choices: &str, generated: &str) -> Option<String> {
+    let mut mute = Vec::new();
+    each(generated, |choice| {
+        let alone = choice.get("token_ids").is_some_and(|ids| !ids.contains(','));
+        mute.push(alone && stopped(&choice));
+        Some(Bytes::new())
+    })?;
+    if !mute.contains(&true) {
+        return None;
+    }
+    let mut mute = mute.into_iter();
+    each(choices, |choice| {
+        let edit = mute.next().unwrap_or(false).then(|| nothing_said(&choice)).flatten();
+        Some(splice(&choice, edit.as_slice()).to_bytes())
+    })
+}
+
+fn nothing_said(choice: &Object) -> Option<Edit> {
+    let Some(message) = choice.get("message") else { return Some(set("text", r#""""#.into())) };
+    let message = Object::scan(Bytes::copy_from_slice(message.as_bytes())).ok()?;
+    let message = splice(&message, &[set("content", r#""""#.into())]).to_bytes();
+    Some(set("message", String::from_utf8(message.to_vec()).ok()?))
 }
 
 /// What stays the same in all events of an answer.
@@ -81,7 +115,8 @@ fn role(choice: &Object) -> String {
     )
 }
 
-fn set(name: &'static str, value: String) -> Edit {
+/// Sets a field to a JSON value.
+pub(super) fn set(name: &'static str, value: String) -> Edit {
     Edit::Set { name: name.into(), value: value.into() }
 }
 
@@ -106,13 +141,13 @@ mod tests {
 
     #[test]
     fn the_token_that_ends_an_answer_is_taken_out() {
-        let cut = |choices: &str| without_last_words(choices);
+        let cut = |choices: &str| without_last_words(choices, true);
         let choices = r#"[{"index":0,"finish_reason":"stop","token_ids":[5, 6,2]},{"index":1,"finish_reason":"length","token_ids":[7,2]}]"#;
         assert_eq!(cut(choices), Some(choices.replace("[5, 6,2]", "[5, 6]")));
         for same in [
             r#"[{"finish_reason":"length","token_ids":[7,2]}]"#,
             r#"[{"finish_reason":null,"token_ids":[7,2]}]"#,
-            // A renderer wants at least one, and shows nothing of it.
+            // A renderer wants at least one.
             r#"[{"finish_reason":"stop","token_ids":[2]}]"#,
             r#"[{"finish_reason":"stop","token_ids":[]}]"#,
             "[]",
@@ -120,6 +155,20 @@ mod tests {
         ] {
             assert_eq!(cut(same), None, "{same}");
         }
+        let last = r#"[{"finish_reason":"stop","token_ids":[2]}]"#;
+        assert_eq!(without_last_words(last, false), Some(last.replace("[2]", "[]")));
+    }
+
+    #[test]
+    fn an_answer_that_is_nothing_but_its_end_says_nothing() {
+        let generated =
+            r#"[{"finish_reason":"stop","token_ids":[2]},{"finish_reason":"stop","token_ids":[5,2]}]"#;
+        let texts = r#"[{"index":0,"text":"x"},{"index":1,"text":"y"}]"#;
+        assert_eq!(silenced(texts, generated), Some(texts.replace(r#""x""#, r#""""#)));
+        let chats = r#"[{"message":{"role":"assistant","content":"x"}},{"message":{"content":"y"}}]"#;
+        assert_eq!(silenced(chats, generated), Some(chats.replace(r#""x""#, r#""""#)));
+        assert_eq!(silenced(texts, &generated.replace("stop", "length")), None);
+        assert_eq!(silenced(texts, &generated.replace("[2]", "[3,2]")), None);
     }
 
     #[test]

@@ -221,7 +221,7 @@ impl Translator {
         let state = kept.map_or(Bytes::from_static(b"null"), |kept| kept.state.clone());
         let mut body: Vec<Bytes> = vec![
             r#"{"stream":true,"generate_chunk":"#.into(),
-            self.way_back.prepared(event, Vec::new()),
+            self.way_back.prepared(event, None),
             r#","stream_state":"#.into(),
             state,
             format!(r#","model":{model},"{}":"#, dialect.request()).into(),
