@@ -215,6 +215,17 @@ mod tests {
     }
 
     #[test]
+    fn a_session_is_named_by_what_the_client_sent_not_by_what_was_made_of_it() {
+        let object = |text: &'static str| Object::scan(Bytes::from_static(text.as_bytes())).unwrap();
+        let keys: Arc<[SessionKey]> = Arc::new([SessionKey::Field("user".into())]);
+        let made = object(r#"{"token_ids":[1]}"#);
+        let mut client = ClientRequest::new(String::new(), HeaderMap::new(), made, 32, keys);
+        assert_eq!(client.session_key(), None);
+        client.unrendered = Some(object(r#"{"prompt":"hi","user":"ann"}"#));
+        assert_eq!(client.session_key().as_deref(), Some("ann"));
+    }
+
+    #[test]
     fn credentials_and_handles_are_never_shown() {
         let facts = facts(
             r#"{"kv_transfer_params":{"remote_host":"x"},"model":"m"}"#,
