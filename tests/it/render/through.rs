@@ -171,6 +171,28 @@ async fn a_limit_that_a_renderer_leaves_out_still_holds() -> Result<()> {
     scene.served(COMPLETIONS, &silent).await
 }
 
+/// Engines show nothing of the token that ends an answer, and renderers would.
+#[tokio::test]
+async fn a_stop_token_is_no_part_of_an_answer() -> Result<()> {
+    let scene = Scene::new(1).await?;
+    const WORD: u32 = 65_900;
+    for path in [CHAT, COMPLETIONS] {
+        for stream in [false, true] {
+            for min_tokens in [0, 4] {
+                let mut body = story(path, stream);
+                body["logit_bias"] = json!({ WORD.to_string(): 100 });
+                body["stop_token_ids"] = json!([WORD]);
+                body["min_tokens"] = json!(min_tokens);
+                scene.served(path, &body).await?;
+                let said = scene.fleet.baseline(path, &body).await?;
+                assert_eq!(said.text().is_empty(), min_tokens == 0, "{said:?}");
+                assert_eq!(said.choices[&0].finish_reason.as_deref(), Some("stop"));
+            }
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn media_always_come_with_what_was_made_of_them() -> Result<()> {
     let scene = Scene::new(1).await?;
