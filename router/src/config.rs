@@ -48,6 +48,8 @@ pub struct Timeouts {
     /// For the first word of a stream whose engine fetches a KV cache, before the client is shown that it
     /// has begun; zero shows it at once.
     pub hold_opening: Duration,
+    /// For one whole answer of a renderer.
+    pub render: Duration,
     /// Between two frames of a streamed answer, at least; at most twice as long.
     pub stream_idle: Duration,
     /// For reading the client's body.
@@ -89,6 +91,22 @@ pub struct ReadbackSettings {
     pub ttl: Duration,
 }
 
+/// The models whose requests go through a renderer.
+#[derive(Debug, Clone, Default)]
+pub struct ThroughRender(Vec<String>);
+
+impl ThroughRender {
+    /// Those named; `*` is every model.
+    pub fn of(models: &[String]) -> Self {
+        Self(models.iter().map(|model| model.trim().to_owned()).filter(|model| !model.is_empty()).collect())
+    }
+
+    /// Whether a request for `model` goes through; one that names none does where every model does.
+    pub fn covers(&self, model: Option<&str>) -> bool {
+        self.0.iter().any(|covered| covered == "*" || Some(covered.as_str()) == model)
+    }
+}
+
 /// Shutting down.
 #[derive(Debug, Clone, Copy)]
 pub struct Drain {
@@ -117,6 +135,8 @@ pub struct Config {
     pub prefix_block_tokens: usize,
     /// Where to look for a session key.
     pub session_keys: Arc<[SessionKey]>,
+    /// What goes through renderers.
+    pub through_render: ThroughRender,
     /// Longest body in bytes.
     pub max_body: usize,
     /// Time limits.
@@ -142,6 +162,16 @@ pub struct Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_star_covers_every_model() {
+        let through =
+            |models: &[&str]| ThroughRender::of(&models.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert!(!through(&[]).covers(None) && !through(&[""]).covers(Some("")));
+        assert!(through(&["a", "b"]).covers(Some("b")) && !through(&["a"]).covers(Some("b")));
+        assert!(!through(&["a"]).covers(None));
+        assert!(through(&["*"]).covers(None) && through(&["*"]).covers(Some("b")));
+    }
 
     #[test]
     fn labels_say_how_long_an_instance_keeps_a_kv_cache() {

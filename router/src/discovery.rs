@@ -151,7 +151,7 @@ impl Discovery {
     pub fn add(&self, spec: InstanceSpec) -> Result<(), MembershipError> {
         let mut voices = self.voices.lock().unwrap_or_else(PoisonError::into_inner);
         let known = role_in_force(&voices, &spec.address);
-        if known.is_some_and(|known| roster::plus(known, spec.role) == known) {
+        if known.is_some_and(|known| roster::serves_already(known, spec.role)) {
             return Err(MembershipError::Duplicate(spec.address));
         }
         let entries = &mut voices[ADMIN].entries;

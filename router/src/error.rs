@@ -1,10 +1,12 @@
 //! What can go wrong with a request, by who is at fault. `respond` turns it into an answer.
 
+pub mod render;
 pub mod respond;
 
 use edge_router_policy::Phase;
 use thiserror::Error;
 
+use self::render::RenderError;
 use crate::body::scan::ScanError;
 use crate::upstream::SendError;
 
@@ -56,6 +58,9 @@ pub enum Error {
         /// The limit.
         after: std::time::Duration,
     },
+    /// No renderer could do its part.
+    #[error(transparent)]
+    Render(#[from] RenderError),
     /// The router is being shut down.
     #[error("router is shutting down")]
     ShuttingDown,

@@ -10,6 +10,7 @@ mod instance;
 mod load;
 mod prefix_index;
 mod probe;
+mod renderers;
 mod scrape;
 mod spec;
 
@@ -28,7 +29,7 @@ pub use health::{HealthSettings, HealthState};
 pub use instance::Instance;
 pub use load::InFlight;
 pub use prefix_index::PrefixIndex;
-pub use spec::{InstanceSpec, parse_address};
+pub use spec::{InstanceSpec, RENDER, parse_address};
 
 use crate::upstream::PoolSettings;
 
@@ -106,6 +107,8 @@ pub struct Fleet {
     changing: Mutex<()>,
     changed: watch::Sender<u64>,
     prefixes: PrefixIndex,
+    /// Whose turn it is among renderers.
+    render_turn: AtomicU32,
 }
 
 impl Fleet {
@@ -119,6 +122,7 @@ impl Fleet {
             changing: Mutex::default(),
             changed: watch::Sender::new(0),
             prefixes,
+            render_turn: AtomicU32::new(0),
         })
     }
 

@@ -1,19 +1,24 @@
 //! The way of a request. [`handle`] is the whole story; each step is a file.
 //!
-//! parse, then for each attempt: schedule(prefill), rewrite, prefill leg, schedule(decode), merge,
-//! decode leg; then the answer is streamed, and what became of the request is accounted for when the
-//! answer's body ends or is dropped.
+//! parse, and render where token ids take the place of the client's words; then for each attempt:
+//! schedule(prefill), rewrite, prefill leg, schedule(decode), merge, decode leg; then the answer is streamed,
+//! derendered if it is in token ids, and what became of the request is accounted for when the answer's body
+//! ends or is dropped.
 
 mod account;
 mod answer;
 mod attempt;
 mod decode;
+mod derender;
 mod headers;
+mod hint;
 mod homes;
 mod opening;
 mod parse;
 mod prefill;
 mod readback;
+mod render;
+mod renderers;
 mod schedule;
 mod stream;
 mod together;
@@ -25,9 +30,12 @@ pub use account::Account;
 pub use answer::AnswerBody;
 pub use homes::Homes;
 
+use self::answer::Answer;
 use self::attempt::{Attempt, Retries};
 use self::decode::Decoded;
+use self::parse::Parsed;
 use self::prefill::Prefilled;
+use self::render::Rendered;
 use crate::app::App;
 use crate::error::Error;
 use crate::server::route::Endpoint;
@@ -43,9 +51,19 @@ pub async fn handle(
     account: &mut Account,
 ) -> Result<Response<AnswerBody>, Error> {
     let parsed = parse::parse(app, endpoint, request).await?;
+    let parsed = match render::run(app, parsed, account).await? {
+        Rendered::Request(parsed) => parsed,
+        Rendered::Answered(answer) => return Ok(answer.for_client()),
+    };
+    let answer = hint::of_engine(&parsed, legs(app, &parsed, account).await?);
+    derender::run(app, &parsed, answer).await.map(Answer::for_client)
+}
+
+/// Runs the legs, anew as long as one fails and there is another try.
+async fn legs(app: &App, parsed: &Parsed, account: &mut Account) -> Result<Answer, Error> {
     let mut retries = Retries::new(app.config.retries);
     loop {
-        let mut attempt = Attempt::new(app, &parsed, account);
+        let mut attempt = Attempt::new(app, parsed, account);
         let prefilled = if parsed.two_legs {
             prefill::run(&mut attempt, &mut retries).await?
         } else {
@@ -54,12 +72,12 @@ pub async fn handle(
         let handle = match prefilled {
             Prefilled::Handle(handle) => Some(handle),
             Prefilled::Skipped => None,
-            Prefilled::Refused(answer) => return Ok(answer.for_client()),
-            Prefilled::Decoded(Decoded::Answer(answer)) => return Ok(answer.for_client()),
+            Prefilled::Refused(answer) => return Ok(answer),
+            Prefilled::Decoded(Decoded::Answer(answer)) => return Ok(answer),
             Prefilled::Decoded(Decoded::TryAgain) => continue,
         };
         match decode::run(&mut attempt, handle, &mut retries).await? {
-            Decoded::Answer(answer) => return Ok(answer.for_client()),
+            Decoded::Answer(answer) => return Ok(answer),
             Decoded::TryAgain => {}
         }
     }

@@ -23,5 +23,6 @@ mod opening;
 mod pipeline;
 mod policies;
 mod reload;
+mod render;
 mod review;
 mod slow_reader;

@@ -35,6 +35,7 @@ mod registration;
 mod rejection;
 mod route;
 mod sampling;
+mod scale_out;
 mod sequence;
 mod server;
 mod side_channel;
@@ -87,6 +88,11 @@ impl Engine {
     /// An engine that does both; alone, it is the baseline that disaggregated answers are compared with.
     pub fn both() -> EngineBuilder {
         EngineBuilder::new(Role::Both)
+    }
+
+    /// An engine without a model, that turns requests into token ids and back.
+    pub fn render() -> EngineBuilder {
+        EngineBuilder::new(Role::Render)
     }
 
     fn boot(config: Config) -> io::Result<Self> {

@@ -36,6 +36,7 @@ pub fn blocks(object: &Object, block_tokens: usize) -> Vec<u64> {
     let seed = SEED_FIELDS.iter().fold(0, |seed, name| {
         object.get(name).map_or(seed, |value| xxh3_64_with_seed(value.as_bytes(), seed ^ name.len() as u64))
     });
+    let seed = media_hashes(object).map_or(seed, |hashes| xxh3_64_with_seed(hashes.as_bytes(), seed));
     let mut chain = Chain::new(seed, block_tokens * BYTES_PER_TOKEN);
     match content(object) {
         Some(Content::TokenIds(text)) => {
@@ -47,6 +48,13 @@ pub fn blocks(object: &Object, block_tokens: usize) -> Vec<u64> {
         None => {}
     }
     chain.hashes
+}
+
+/// What tells the media of a prompt of token ids apart: all images look alike in the ids.
+fn media_hashes(object: &Object) -> Option<String> {
+    let features = object.get("features").filter(|features| features.starts_with('{'))?;
+    let features = Object::scan(object.bytes().slice_ref(features.as_bytes())).ok()?;
+    features.get("mm_hashes").map(str::to_owned)
 }
 
 enum Content<'a> {
@@ -191,6 +199,16 @@ mod tests {
         // All but the block that holds the closing bracket.
         assert!(shared(turn1, turn2) >= first - 1);
         assert!(first >= 3);
+    }
+
+    #[test]
+    fn images_of_token_ids_are_told_apart_by_their_hashes() {
+        let with = |hash: &str, payload: &str| {
+            let features = format!(r#"{{"kwargs_data":["{payload}"],"mm_hashes":{{"image":["{hash}"]}}}}"#);
+            format!(r#"{{"token_ids":[1,2,3,4,5,6,7,8],"features":{features}}}"#)
+        };
+        assert_eq!(shared(&with("a", "x"), &with("a", "y")), 2);
+        assert_eq!(shared(&with("a", "x"), &with("b", "x")), 0);
     }
 
     #[test]

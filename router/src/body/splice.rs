@@ -73,6 +73,12 @@ impl Segments {
     }
 }
 
+impl FromIterator<Bytes> for Segments {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(pieces: I) -> Self {
+        Self(pieces.into_iter().filter(|piece| !piece.is_empty()).collect())
+    }
+}
+
 impl From<Bytes> for Segments {
     fn from(bytes: Bytes) -> Self {
         Self(vec![bytes])

@@ -27,6 +27,14 @@ pub struct Settings {
     /// Decode instances; an address in both lists serves both
     #[arg(short, long, value_name = "HOST:PORT", num_args = 1.., env = "EDGE_ROUTER_DECODE", value_delimiter = ',')]
     pub decode: Vec<String>,
+    /// Renderers, engines without a GPU that turn requests into token ids and back (`vllm launch render`); a decode
+    /// engine with --enable-scale-out can be one, too
+    #[arg(long, value_name = "HOST:PORT", num_args = 1.., env = "EDGE_ROUTER_RENDER", value_delimiter = ',')]
+    pub render: Vec<String>,
+    /// Models whose chats and completions are turned into token ids by a renderer before their legs, and their
+    /// answers back after them; `*` is every model
+    #[arg(long, value_name = "MODEL", env = "EDGE_ROUTER_THROUGH_RENDER", value_delimiter = ',')]
+    pub through_render: Vec<String>,
     /// Instances with all that can be said of them; only in the file.
     #[arg(skip)]
     pub instance: Vec<InstanceTable>,
@@ -121,6 +129,9 @@ pub struct Settings {
     /// that can't be fetched is still made good; 0 holds nothing back [default: 0]
     #[arg(long, value_name = "MS", env = "EDGE_ROUTER_HOLD_OPENING_MS")]
     pub hold_opening_ms: Option<u64>,
+    /// Time limit for one answer of a renderer, in seconds [default: 60]
+    #[arg(long, value_name = "S", env = "EDGE_ROUTER_RENDER_TIMEOUT_S")]
+    pub render_timeout_s: Option<u64>,
     /// A stream without a frame for this long is ended with an error [default: 300]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_STREAM_IDLE_TIMEOUT_S")]
     pub stream_idle_timeout_s: Option<u64>,
@@ -189,7 +200,7 @@ pub struct Settings {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InstanceTable {
-    /// `prefill`, `decode` or `both`.
+    /// `prefill`, `decode`, `both` or `render`.
     pub role: String,
     /// `host:port`.
     pub address: String,
@@ -215,6 +226,9 @@ impl Settings {
         fn list<T>(mine: Vec<T>, other: Vec<T>) -> Vec<T> {
             if mine.is_empty() { other } else { mine }
         }
+        fn table<T>(mine: BTreeMap<String, T>, other: BTreeMap<String, T>) -> BTreeMap<String, T> {
+            if mine.is_empty() { other } else { mine }
+        }
         Self {
             // A port that was typed is not overruled by addresses that were not.
             listen: if self.port.is_some() { self.listen } else { list(self.listen, other.listen) },
@@ -222,6 +236,8 @@ impl Settings {
             model: self.model.or(other.model),
             prefill: list(self.prefill, other.prefill),
             decode: list(self.decode, other.decode),
+            render: list(self.render, other.render),
+            through_render: list(self.through_render, other.through_render),
             instance: list(self.instance, other.instance),
             instances_file: self.instances_file.or(other.instances_file),
             prefill_dns: list(self.prefill_dns, other.prefill_dns),
@@ -233,11 +249,7 @@ impl Settings {
             policy: list(self.policy, other.policy),
             policies_dir: self.policies_dir.or(other.policies_dir),
             policy_config_flags: list(self.policy_config_flags, other.policy_config_flags),
-            policy_config: if self.policy_config.is_empty() {
-                other.policy_config
-            } else {
-                self.policy_config
-            },
+            policy_config: table(self.policy_config, other.policy_config),
             policy_deadline_ms: self.policy_deadline_ms.or(other.policy_deadline_ms),
             policy_memory_mib: self.policy_memory_mib.or(other.policy_memory_mib),
             prefix_block_tokens: self.prefix_block_tokens.or(other.prefix_block_tokens),
@@ -252,6 +264,7 @@ impl Settings {
             prefill_timeout_s: self.prefill_timeout_s.or(other.prefill_timeout_s),
             decode_timeout_s: self.decode_timeout_s.or(other.decode_timeout_s),
             hold_opening_ms: self.hold_opening_ms.or(other.hold_opening_ms),
+            render_timeout_s: self.render_timeout_s.or(other.render_timeout_s),
             stream_idle_timeout_s: self.stream_idle_timeout_s.or(other.stream_idle_timeout_s),
             client_stall_timeout_s: self.client_stall_timeout_s.or(other.client_stall_timeout_s),
             kv_lease_s: self.kv_lease_s.or(other.kv_lease_s),

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::discovery::{discovery, instances};
 use super::file::Settings;
-use super::{Config, Drain, Lease, ReadbackSettings, Timeouts};
+use super::{Config, Drain, Lease, ReadbackSettings, ThroughRender, Timeouts};
 use crate::fleet::{FleetSettings, HealthSettings};
 use crate::policy::{PolicySettings, PolicySource, SessionKey};
 use crate::upstream::PoolSettings;
@@ -46,11 +46,13 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         },
         prefix_block_tokens: within("prefix_block_tokens", settings.prefix_block_tokens, 32, 1..=65_536)?,
         session_keys: session_keys(settings)?.into(),
+        through_render: ThroughRender::of(&settings.through_render),
         max_body: within("max_body_bytes", settings.max_body_bytes, 256 << 20, 1024..=64 << 30)?,
         timeouts: Timeouts {
             prefill: positive("prefill_timeout_s", settings.prefill_timeout_s, 600, Duration::from_secs)?,
             decode_head: positive("decode_timeout_s", settings.decode_timeout_s, 1800, Duration::from_secs)?,
             hold_opening: Duration::from_millis(settings.hold_opening_ms.unwrap_or(0)),
+            render: positive("render_timeout_s", settings.render_timeout_s, 60, Duration::from_secs)?,
             stream_idle: positive(
                 "stream_idle_timeout_s",
                 settings.stream_idle_timeout_s,

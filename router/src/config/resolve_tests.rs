@@ -39,15 +39,20 @@ fn a_port_on_the_command_line_wins_over_addresses_in_the_file() {
 #[test]
 fn instances_in_both_forms() {
     let config = from_toml(
-        "prefill = ['a:1', 'http://b:2']\ndecode = ['[::1]:3']\n\
+        "prefill = ['a:1', 'http://b:2']\ndecode = ['[::1]:3']\nrender = ['d:5']\n\
          [[instance]]\nrole = 'both'\naddress = 'c:4'\ndp_size = 2\nlabels = { zone = 'x' }\n",
     )
     .unwrap();
     let addresses: Vec<_> = config.instances.iter().map(|i| (i.role, i.address.as_str())).collect();
-    let expected =
-        [(Role::Prefill, "a:1"), (Role::Prefill, "b:2"), (Role::Decode, "[::1]:3"), (Role::Both, "c:4")];
+    let expected = [
+        (Role::Prefill, "a:1"),
+        (Role::Prefill, "b:2"),
+        (Role::Decode, "[::1]:3"),
+        (Role::Render, "d:5"),
+        (Role::Both, "c:4"),
+    ];
     assert_eq!(addresses, expected);
-    assert_eq!((config.instances[3].dp_size, config.instances[3].labels.len()), (2, 1));
+    assert_eq!((config.instances[4].dp_size, config.instances[4].labels.len()), (2, 1));
 }
 
 #[test]
@@ -73,7 +78,10 @@ fn wrong_settings_are_named_with_a_remedy() {
         ),
         ("registration_ttl_s = 0", "registration_ttl_s: must be above 0"),
         ("session_key = ['x']", "session_key: 'x' is neither header:NAME nor field:NAME"),
-        ("[[instance]]\nrole = 'x'\naddress = 'a:1'", "instance.role: 'x' is none of prefill, decode, both"),
+        (
+            "[[instance]]\nrole = 'x'\naddress = 'a:1'",
+            "instance.role: 'x' is none of prefill, decode, both, render",
+        ),
         (
             "[policy_config.nope]\n",
             "policy_config: there is no policy 'nope'; it must be given by --policy as well",

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use edge_router_policy::Role;
 use thiserror::Error;
 
-use crate::fleet::InstanceSpec;
+use crate::fleet::{InstanceSpec, RENDER};
 
 /// Label with the seconds that a prefill instance keeps a KV cache for decode. Sources that know the connector
 /// give its default; who is heard before them knows better, so that of this label the first said wins.
@@ -25,7 +25,7 @@ pub struct Roster(Vec<InstanceSpec>);
 
 impl Roster {
     /// A roster of these instances. An address that is named as prefill and as decode serves both, with the
-    /// sizes and labels of both.
+    /// sizes and labels of both; one that is named as a renderer as well is labelled so.
     ///
     /// # Errors
     /// [`RosterError::Twice`] if an address is named twice in a role.
@@ -36,7 +36,7 @@ impl Roster {
             let at = *places.entry(spec.address.clone()).or_insert(roster.len());
             match roster.get_mut(at) {
                 None => roster.push(spec),
-                Some(known) if plus(known.role, spec.role) == known.role => {
+                Some(known) if serves_already(known.role, spec.role) => {
                     return Err(RosterError::Twice(spec.address));
                 }
                 Some(known) => merge(known, &spec, spec.role),
@@ -77,12 +77,18 @@ impl Entry {
 
     /// It serves in `role` as well.
     pub(super) fn add_role(&mut self, role: Role) {
+        if role == Role::Render && self.said.role != role {
+            self.said.set_renders(true);
+        }
         self.said.role = plus(self.said.role, role);
         self.in_force = Some(self.in_force.map_or(role, |known| plus(known, role)));
     }
 
     /// It serves in `role` no more, or not at all if `None`.
     pub(super) fn remove_role(&mut self, role: Option<Role>) {
+        if role == Some(Role::Render) {
+            self.said.set_renders(false);
+        }
         self.in_force = match (self.in_force, role) {
             (Some(Role::Both), Some(Role::Prefill)) => Some(Role::Decode),
             (Some(Role::Both), Some(Role::Decode)) => Some(Role::Prefill),
@@ -92,10 +98,16 @@ impl Entry {
     }
 }
 
-/// Both roles together; the first if nobody can have both.
+/// Whether who serves as `known` need not be told to serve as `more`. Rendering goes with every role.
+pub(super) fn serves_already(known: Role, more: Role) -> bool {
+    plus(known, more) == known && (more != Role::Render || known == Role::Render)
+}
+
+/// Both roles together; the first if nobody can have both, and the other one if one of them is to render.
 pub(super) fn plus(known: Role, more: Role) -> Role {
     match (known, more) {
         (Role::Prefill, Role::Decode | Role::Both) | (Role::Decode, Role::Prefill | Role::Both) => Role::Both,
+        (Role::Render, _) => more,
         _ => known,
     }
 }
@@ -127,6 +139,7 @@ pub(super) fn lay_over<'a>(
 }
 
 fn merge(known: &mut InstanceSpec, more: &InstanceSpec, role: Role) {
+    let renders_too = known.role != role && [known.role, role].contains(&Role::Render);
     known.role = plus(known.role, role);
     known.dp_size = known.dp_size.max(more.dp_size);
     known.tp_size = known.tp_size.max(more.tp_size);
@@ -136,6 +149,9 @@ fn merge(known: &mut InstanceSpec, more: &InstanceSpec, role: Role) {
         if name != KV_LEASE || !labels.contains_key(&name) {
             labels.insert(name, value);
         }
+    }
+    if renders_too {
+        labels.insert(RENDER.into(), "true".into());
     }
     known.labels = labels.into_iter().collect();
 }

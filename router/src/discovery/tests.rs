@@ -30,6 +30,14 @@ fn fleet(discovery: &Discovery) -> Vec<String> {
 fn an_address_is_named_once_in_each_role() {
     let both = roster([prefill("a:1"), prefill("b:1"), spec(Role::Decode, "a:1")]);
     assert_eq!(both, roster([spec(Role::Both, "a:1"), prefill("b:1")]));
+    let mut renders = spec(Role::Decode, "a:1");
+    renders.set_renders(true);
+    for roles in [[Role::Decode, Role::Render], [Role::Render, Role::Decode]] {
+        assert_eq!(roster(roles.map(|role| spec(role, "a:1"))), roster([renders.clone()]));
+    }
+    assert!(renders.renders() && spec(Role::Render, "a:1").renders() && !prefill("a:1").renders());
+    let twice = Roster::new([spec(Role::Render, "a:1"), spec(Role::Render, "a:1")]);
+    assert_eq!(twice, Err(RosterError::Twice("a:1".into())));
     let twice = Err(RosterError::Twice("a:1".into()));
     assert_eq!(Roster::new([prefill("a:1"), prefill("a:1")]), twice);
     assert_eq!(Roster::new([spec(Role::Both, "a:1"), prefill("a:1")]), twice);

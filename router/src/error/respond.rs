@@ -6,6 +6,7 @@
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
+use super::render::RenderError;
 use super::{ClientError, Error, Unavailable};
 use crate::body::scan::ScanError;
 
@@ -17,6 +18,7 @@ impl Error {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Client(error) => error.status(),
+            Self::Render(error) => error.status(),
             Self::NoInstance { .. } | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Self::Stalled { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Leg { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
@@ -28,6 +30,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Client(error) => error.code(),
+            Self::Render(error) => error.code(),
             Self::NoInstance { why: Unavailable::Saturated, .. } => "instances_saturated",
             Self::NoInstance { .. } => "no_instance",
             Self::Stalled { .. } => "engine_timeout",
@@ -44,6 +47,7 @@ impl Error {
             Self::Client(ClientError::Forbidden(_)) => "permission_error",
             Self::Client(ClientError::NotFound(_)) => "not_found_error",
             Self::Client(_) => "invalid_request_error",
+            Self::Render(error) => error.kind(),
             Self::NoInstance { .. } | Self::ShuttingDown => "service_unavailable_error",
             Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } | Self::Stalled { .. } => {
                 "engine_error"
@@ -66,7 +70,7 @@ impl Error {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self {
-            Self::NoInstance { .. } | Self::ShuttingDown => {
+            Self::NoInstance { .. } | Self::Render(RenderError::NoInstance(_)) | Self::ShuttingDown => {
                 headers.insert(RETRY_AFTER, RETRY_SECONDS);
             }
             Self::Client(ClientError::Method { allow }) => {

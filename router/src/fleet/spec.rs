@@ -2,6 +2,9 @@
 
 use edge_router_policy::Role;
 
+/// Label of an instance that renders beside what else it does; one that only renders needs none.
+pub const RENDER: &str = "render";
+
 /// What configuration, the admin API or discovery says of an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceSpec {
@@ -21,6 +24,20 @@ impl InstanceSpec {
     /// An instance with one rank and no labels.
     pub fn new(role: Role, address: String) -> Self {
         Self { role, address, dp_size: 1, tp_size: 1, labels: Vec::new() }
+    }
+
+    /// Whether it turns requests into token ids and back.
+    pub fn renders(&self) -> bool {
+        self.role == Role::Render
+            || self.label(RENDER).is_some_and(|value| value.eq_ignore_ascii_case("true"))
+    }
+
+    /// Lets it render beside what else it does, or not.
+    pub fn set_renders(&mut self, renders: bool) {
+        self.labels.retain(|(label, _)| label != RENDER);
+        if renders {
+            self.labels.push((RENDER.into(), "true".into()));
+        }
     }
 
     /// The label `name`, if the instance has it.

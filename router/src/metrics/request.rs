@@ -68,6 +68,8 @@ pub struct RequestMetrics {
     ttft: Histogram,
     duration: Histogram,
     prefill: Histogram,
+    render: Histogram,
+    derender: Histogram,
     tokens: Family<KindLabels, Counter>,
 }
 
@@ -113,6 +115,12 @@ impl RequestMetrics {
             m.duration.clone(),
         );
         registry.register("prefill_duration_seconds", "Of the prefill leg", m.prefill.clone());
+        registry.register("render_duration_seconds", "Of turning a request into token ids", m.render.clone());
+        registry.register(
+            "derender_duration_seconds",
+            "Of turning an answer, or an event of it, back from token ids",
+            m.derender.clone(),
+        );
         registry.register("tokens", "Tokens that the engines reported in usage", m.tokens.clone());
         m
     }
@@ -141,6 +149,16 @@ impl RequestMetrics {
     /// A prefill leg ended well.
     pub fn prefilled(&self, duration: Duration) {
         self.prefill.observe(duration);
+    }
+
+    /// A renderer turned a request into token ids, or answered the client directly.
+    pub fn rendered(&self, duration: Duration) {
+        self.render.observe(duration);
+    }
+
+    /// A renderer turned an answer, or an event of it, back.
+    pub fn derendered(&self, duration: Duration) {
+        self.derender.observe(duration);
     }
 
     /// A request was served otherwise.

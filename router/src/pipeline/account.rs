@@ -38,6 +38,7 @@ pub struct Account {
     id: String,
     client_id: Option<HeaderValue>,
     attempts: u32,
+    render: Option<(String, Duration)>,
     prefill: Option<Stop>,
     decode: Option<Stop>,
     status: u16,
@@ -81,6 +82,7 @@ impl Account {
             id: app.new_id(),
             client_id: headers.get(X_REQUEST_ID).filter(sane).cloned(),
             attempts: 0,
+            render: None,
             prefill: None,
             decode: None,
             status: 0,
@@ -102,6 +104,17 @@ impl Account {
             1 => self.id.clone(),
             n => format!("{}-{n}", self.id),
         }
+    }
+
+    /// The id of the request, whatever becomes of it.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The renderer at `address` has answered.
+    pub(super) fn rendered(&mut self, address: &str, took: Duration) {
+        self.metrics.request.rendered(took);
+        self.render = Some((address.to_owned(), took));
     }
 
     pub(super) fn prefill_at(&mut self, scheduled: &Scheduled) {
@@ -193,6 +206,7 @@ impl Account {
             Error::Client(_) => ResultClass::Refused,
             Error::Stalled { .. } => ResultClass::TimedOut,
             Error::Leg { source, .. } if source.is_timeout() => ResultClass::TimedOut,
+            Error::Render(error) if error.is_timeout() => ResultClass::TimedOut,
             _ => ResultClass::EngineFailed,
         };
         match error {
@@ -229,8 +243,10 @@ impl Account {
             status = self.status,
             outcome = ?self.class,
             attempts = self.attempts,
+            render = self.render.as_ref().map(|(address, _)| address),
             prefill = of(&self.prefill),
             decode = of(&self.decode),
+            render_ms = self.render.as_ref().map(|(_, took)| millis(*took)),
             prefill_ms = self.prefill.as_ref().map(|s| millis(s.took)),
             ttft_ms = self.ttft.map(millis),
             total_ms = millis(duration),

@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
 use super::account::Account;
+use super::derender::Derendered;
 use super::headers;
 use super::homes::Expected;
 use super::opening::Opened;
@@ -41,13 +42,17 @@ pub(super) struct Watch {
 
 /// An answer that can be given to the client.
 pub(super) struct Answer {
-    head: http::response::Parts,
-    body: Source,
+    pub(super) head: http::response::Parts,
+    pub(super) body: Source,
 }
 
-enum Source {
+/// Where its body comes from.
+pub(super) enum Source {
+    /// It was read already.
     Whole(Bytes, Option<Usage>),
     Stream(Box<Stream>),
+    /// An engine's stream of token ids, as text.
+    Derendered(Box<Derendered>),
 }
 
 impl Answer {
@@ -116,6 +121,10 @@ impl Answer {
                 }
                 AnswerBody { kind: Kind::Stream(stream), account: None }
             }
+            Source::Derendered(stream) => {
+                headers.remove(CONTENT_LENGTH);
+                AnswerBody { kind: Kind::Derendered(stream), account: None }
+            }
         };
         let mut response = Response::new(body);
         *response.status_mut() = self.head.status;
@@ -140,7 +149,7 @@ where
 }
 
 /// The body without private fields, and its usage. Only a body that seems to hold one is scanned whole.
-fn scrubbed(bytes: Bytes) -> (Bytes, Option<Usage>) {
+pub(super) fn scrubbed(bytes: Bytes) -> (Bytes, Option<Usage>) {
     let usage = Usage::last_in(&bytes);
     if !sse::has_private_field(&bytes) {
         return (bytes, usage);
@@ -173,6 +182,7 @@ pub struct AnswerBody {
 enum Kind {
     Whole(Option<Bytes>, Option<Usage>),
     Stream(Box<Stream>),
+    Derendered(Box<Derendered>),
 }
 
 impl AnswerBody {
@@ -191,6 +201,7 @@ impl AnswerBody {
                 account.finished(*usage);
             }
             Kind::Stream(stream) => stream.end_if_empty(&mut account),
+            Kind::Derendered(_) => {}
         }
         Self { kind, account: Some(account) }
     }
@@ -212,6 +223,9 @@ impl Body for AnswerBody {
             Kind::Stream(stream) => {
                 stream.poll(cx, this.account.as_mut()).map(|f| f.map(|f| f.map(Frame::data)))
             }
+            Kind::Derendered(stream) => {
+                stream.poll(cx, this.account.as_mut()).map(|f| f.map(|f| f.map(Frame::data)))
+            }
         }
     }
 
@@ -223,6 +237,7 @@ impl Body for AnswerBody {
         match &self.kind {
             Kind::Whole(bytes, _) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
             Kind::Stream(stream) => stream.size_hint(),
+            Kind::Derendered(_) => SizeHint::default(),
         }
     }
 }

@@ -10,6 +10,7 @@ use http::{HeaderMap, Method, Request, Uri};
 use hyper::body::Incoming;
 use serde_json::value::RawValue;
 
+use super::derender::WayBack;
 use super::headers::for_engines;
 use super::readback::OwnTurn;
 use crate::app::App;
@@ -20,7 +21,7 @@ use crate::policy::ClientRequest;
 use crate::server::route::Endpoint;
 
 /// Takes token ids instead of text.
-const GENERATE: &str = "/inference/v1/generate";
+pub(super) const GENERATE: &str = "/inference/v1/generate";
 
 /// A request that can be sent to engines.
 #[derive(Debug)]
@@ -33,6 +34,10 @@ pub(super) struct Parsed {
     /// A body that is not JSON, sent as it is.
     pub(super) raw: Option<Bytes>,
     pub(super) two_legs: bool,
+    /// Whether a renderer can serve it.
+    pub(super) renders: bool,
+    /// How its answer is turned back, where its legs run on token ids in place of the client's words.
+    pub(super) way_back: Option<Arc<WayBack>>,
     /// Whether it is answered with tokens, for which the prompt's KV cache is computed.
     pub(super) generates: bool,
     /// Whether its engine keeps what it answers.
@@ -66,7 +71,7 @@ pub(super) async fn parse(
     } else {
         (Object::empty(), Some(bytes))
     };
-    let two_legs = endpoint.two_legs() && !runs_alone(endpoint, &object);
+    let two_legs = endpoint.two_legs() && !runs_alone(endpoint.path(), &object);
     let pinned = home(app, endpoint, &object)?;
     let client = ClientRequest::new(
         endpoint.path().to_owned(),
@@ -83,6 +88,8 @@ pub(super) async fn parse(
         headers: for_engines(&client.headers, app.config.engine_auth.as_ref()),
         client: Arc::new(client),
         turn,
+        renders: endpoint.renders(),
+        way_back: None,
         generates: endpoint.generates(),
         stateful: endpoint.is_stateful(),
         pinned,
@@ -135,8 +142,8 @@ fn engine_uri(client: &Uri, endpoint: &Endpoint) -> Uri {
 
 /// Whether a request must run on one engine. Where the prompt comes as token ids, the sampling
 /// parameters are an object of their own.
-fn runs_alone(endpoint: &Endpoint, object: &Object) -> bool {
-    let sampling = object.get("sampling_params").filter(|_| endpoint.path() == GENERATE);
+pub(super) fn runs_alone(path: &str, object: &Object) -> bool {
+    let sampling = object.get("sampling_params").filter(|_| path == GENERATE);
     let sampling = sampling.and_then(|text| Object::scan(object.bytes().slice_ref(text.as_bytes())).ok());
     needs_one_engine(object).is_some() || sampling.as_ref().is_some_and(|s| needs_one_engine(s).is_some())
 }
@@ -166,7 +173,7 @@ pub(super) fn needs_one_engine(object: &Object) -> Option<&'static str> {
 }
 
 /// The field as the engines read a number: `"2"` counts for 2 there.
-fn number(object: &Object, name: &str) -> Option<f64> {
+pub(super) fn number(object: &Object, name: &str) -> Option<f64> {
     match object.get_str(name) {
         Some(text) => text.trim().parse().ok(),
         None => object.get(name)?.parse().ok(),
@@ -174,7 +181,7 @@ fn number(object: &Object, name: &str) -> Option<f64> {
 }
 
 /// How many prompts the `prompt` field holds. A flat list of token ids is one.
-fn prompts(prompt: &str) -> usize {
+pub(super) fn prompts(prompt: &str) -> usize {
     let Some(inner) = prompt.strip_prefix('[').map(str::trim_start) else { return 1 };
     if !inner.starts_with(['"', '[']) {
         return 1;
@@ -231,12 +238,8 @@ mod tests {
     fn token_ids_have_their_features_in_an_object() {
         let body = r#"{"token_ids":[1],"sampling_params":{"n":2}}"#;
         let object = Object::scan(Bytes::from_static(body.as_bytes())).unwrap();
-        let endpoint = |path: &str| match crate::server::route::route(&Method::POST, path) {
-            Ok(crate::server::route::Route::Engine(endpoint)) => endpoint,
-            other => panic!("{other:?}"),
-        };
-        assert!(runs_alone(&endpoint("/inference/v1/generate"), &object));
-        assert!(!runs_alone(&endpoint("/v1/completions"), &object));
+        assert!(runs_alone("/inference/v1/generate", &object));
+        assert!(!runs_alone("/v1/completions", &object));
     }
 
     #[test]

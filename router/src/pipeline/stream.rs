@@ -20,6 +20,7 @@ use super::homes::Expected;
 use super::opening::Opened;
 use super::readback::Keeper;
 use crate::body::sse::EventFilter;
+use crate::error::render::RenderError;
 use crate::fleet::InFlight;
 
 /// Sent to the client of an event stream that breaks off. No `[DONE]` follows, and the connection is
@@ -27,7 +28,7 @@ use crate::fleet::InFlight;
 const LAST_WORDS: &str = "data: {\"error\":{\"message\":\"the engine's answer broke off\",\"type\":\"engine_error\",\"param\":null,\"code\":\"engine_answer_cut\"}}\n\n";
 
 /// The server needs a moment to write the last words before it learns that the body has failed.
-const PARTING: Duration = Duration::from_millis(20);
+pub(super) const PARTING: Duration = Duration::from_millis(20);
 
 /// Why a body ended before its end.
 #[derive(Debug, Error)]
@@ -35,6 +36,9 @@ pub enum BrokeOff {
     /// The engine's connection.
     #[error("the engine's connection broke")]
     Engine(#[source] hyper::Error),
+    /// No renderer could turn it into text.
+    #[error("the answer could not be rendered")]
+    Render(#[source] RenderError),
     /// The engine was silent for too long.
     #[error("the engine was silent for {0:?}")]
     Silent(Duration),
@@ -53,6 +57,8 @@ pub(super) struct Stream {
     keeper: Option<Keeper>,
     /// Frames since the alarm was set.
     frames: u32,
+    /// Whether what is read goes on to the client as it is.
+    direct: bool,
     /// Of the answer's head.
     status: StatusCode,
     /// Counts the request as in flight until the stream is gone.
@@ -86,9 +92,15 @@ impl Stream {
             expected: None,
             keeper: None,
             frames: 0,
+            direct: true,
             status,
             in_flight,
         }
+    }
+
+    /// The client's first byte is another one.
+    pub(super) fn keep_first_byte(&mut self) {
+        self.direct = false;
     }
 
     pub(super) fn may_change_length(&self) -> bool {
@@ -124,7 +136,7 @@ impl Stream {
                     let is_last = body.is_end_stream();
                     let Ok(data) = frame.into_data() else { continue };
                     self.frames = self.frames.wrapping_add(1);
-                    if let Some(account) = account.as_deref_mut() {
+                    if let Some(account) = account.as_deref_mut().filter(|_| self.direct) {
                         account.first_byte();
                     }
                     if self.expected.as_ref().is_some_and(|expected| expected.seen_in(&data)) {

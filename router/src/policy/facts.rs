@@ -33,6 +33,8 @@ pub struct ClientRequest {
     pub headers: HeaderMap,
     /// The body.
     pub object: Object,
+    /// What the client sent instead, where a renderer has made the body of it.
+    pub unrendered: Option<Object>,
     /// Tokens of a block in the prefix index.
     pub block_tokens: usize,
     /// Where to look for the session key.
@@ -54,6 +56,7 @@ impl ClientRequest {
             endpoint,
             headers,
             object,
+            unrendered: None,
             block_tokens,
             session_keys,
             prompt_tokens: OnceLock::new(),
@@ -71,8 +74,9 @@ impl ClientRequest {
         self.session_keys.iter().find_map(|key| match key {
             SessionKey::Header(name) => self.header(name),
             SessionKey::Field(name) => {
-                let field = short(self.object.get(name)).filter(|v| v != "null")?;
-                Some(self.object.get_str(name).unwrap_or(field))
+                let body = self.unrendered.as_ref().unwrap_or(&self.object);
+                let field = short(body.get(name)).filter(|v| v != "null")?;
+                Some(body.get_str(name).unwrap_or(field))
             }
         })
     }
@@ -208,6 +212,17 @@ mod tests {
             Arc::new([SessionKey::Header("x-session-id".into()), SessionKey::Field("session_id".into())]);
         let client = ClientRequest::new("/v1/completions".into(), headers.collect(), object, 32, keys);
         RequestFacts::new(Arc::new(client), "id".into(), false)
+    }
+
+    #[test]
+    fn a_session_is_named_by_what_the_client_sent_not_by_what_was_made_of_it() {
+        let object = |text: &'static str| Object::scan(Bytes::from_static(text.as_bytes())).unwrap();
+        let keys: Arc<[SessionKey]> = Arc::new([SessionKey::Field("user".into())]);
+        let made = object(r#"{"token_ids":[1]}"#);
+        let mut client = ClientRequest::new(String::new(), HeaderMap::new(), made, 32, keys);
+        assert_eq!(client.session_key(), None);
+        client.unrendered = Some(object(r#"{"prompt":"hi","user":"ann"}"#));
+        assert_eq!(client.session_key().as_deref(), Some("ann"));
     }
 
     #[test]

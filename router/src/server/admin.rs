@@ -83,12 +83,16 @@ fn role(text: &str) -> Result<Role, ClientError> {
         "prefill" => Ok(Role::Prefill),
         "decode" => Ok(Role::Decode),
         "both" => Ok(Role::Both),
-        other => Err(ClientError::Invalid(format!("type '{other}' is none of prefill, decode, both"))),
+        "render" => Ok(Role::Render),
+        other => {
+            Err(ClientError::Invalid(format!("type '{other}' is none of prefill, decode, both, render")))
+        }
     }
 }
 
 fn add(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientError> {
-    let role = role.ok_or_else(|| ClientError::Invalid("type is missing: prefill, decode or both".into()))?;
+    let role =
+        role.ok_or_else(|| ClientError::Invalid("type is missing: prefill, decode, both or render".into()))?;
     let spec = InstanceSpec::new(role, address.to_owned());
     match app.discovery.add(spec) {
         Ok(()) => {

@@ -106,6 +106,12 @@ impl Endpoint {
         self.name == MODELS
     }
 
+    /// Whether it needs a tokeniser and no model, so that a renderer can serve it.
+    pub fn renders(&self) -> bool {
+        let last = self.name.rsplit('/').next().unwrap_or_default();
+        matches!(last, "render" | "derender" | "tokenize" | "detokenize")
+    }
+
     /// Whether it can run on two legs.
     pub fn two_legs(&self) -> bool {
         self.kind == Kind::TwoLegs
@@ -232,6 +238,16 @@ mod tests {
         assert_eq!(endpoint("/v1/chat/completions/"), endpoint("/v1/chat/completions"));
         assert!(endpoint("/v1/completions").unwrap().two_legs());
         assert!(!endpoint("/v1/embeddings").unwrap().two_legs());
+    }
+
+    #[test]
+    fn what_renderers_serve() {
+        for path in ["/v1/chat/completions/render", "/v1/completions/derender", "/tokenize", "/detokenize"] {
+            assert!(endpoint(path).unwrap().renders(), "{path}");
+        }
+        for path in ["/v1/chat/completions", "/inference/v1/generate", "/v1/messages/count_tokens"] {
+            assert!(!endpoint(path).unwrap().renders(), "{path}");
+        }
     }
 
     #[test]

@@ -166,6 +166,25 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether it deals in token ids (`--enable-scale-out`): renders, derenders and generates from ids; it does by
+    /// default. Without, it answers 403 there.
+    pub fn scale_out(mut self, enabled: bool) -> Self {
+        self.config.scale_out = enabled;
+        self
+    }
+
+    /// Deals in nothing but token ids: it has no tokeniser (`--tokens-only`).
+    pub fn tokens_only(mut self) -> Self {
+        self.config.tokens_only = true;
+        self
+    }
+
+    /// Renders with a parser for the model's markup: each event of a stream is derendered from all tokens before.
+    pub fn with_parser(mut self) -> Self {
+        self.config.parser = true;
+        self
+    }
+
     /// Starts the engine on loopback; it stops when the handle is dropped.
     ///
     /// # Errors

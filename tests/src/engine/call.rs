@@ -152,7 +152,8 @@ impl Limits {
         config: &Config,
     ) -> Result<(usize, usize, bool), Rejection> {
         let room = config.max_model_len.saturating_sub(prompt);
-        let has_default = matches!(endpoint, Endpoint::Completions | Endpoint::Generate);
+        // Sampling parameters without a maximum mean as many tokens as fit, which renderers don't mean.
+        let has_default = endpoint == Endpoint::Completions;
         let default = if has_default { 16 } else { room as i64 };
         let max = self.max_tokens.unwrap_or(default);
         let shown = max.to_string();

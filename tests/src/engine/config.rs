@@ -17,6 +17,8 @@ pub enum Role {
     Decode,
     /// Either, request by request (`kv_both`).
     Both,
+    /// Turns requests into token ids and back; runs no model (`vllm launch render`).
+    Render,
 }
 
 /// What a decode engine does when a KV cache cannot be fetched (`kv_load_failure_policy`).
@@ -54,6 +56,9 @@ pub(crate) struct Config {
     pub(crate) auto_tools: bool,
     pub(crate) prompt_tokens_details: bool,
     pub(crate) compatibility: String,
+    pub(crate) scale_out: bool,
+    pub(crate) tokens_only: bool,
+    pub(crate) parser: bool,
 }
 
 impl Config {
@@ -82,6 +87,9 @@ impl Config {
             auto_tools: true,
             prompt_tokens_details: false,
             compatibility: "sim-1".to_owned(),
+            scale_out: true,
+            tokens_only: false,
+            parser: false,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -12,14 +13,14 @@ use tokio::sync::watch;
 use super::body::{SimBody, full};
 use super::call::Endpoint;
 use super::config::Config;
-use super::fault::{Before, Faults, Plan, Step, Verdict, loses, shape};
+use super::fault::{Before, Faults, Outcome, Plan, Step, Verdict, loses, shape};
 use super::inference::infer;
 use super::journal::{End, Journal};
 use super::rank::Rank;
 use super::rejection::json_response;
 use super::server::Activity;
 use super::violations::Violations;
-use super::{control, metrics, models};
+use super::{control, metrics, models, scale_out};
 
 /// All that the server of one process needs.
 pub(crate) struct Service {
@@ -59,11 +60,7 @@ impl Service {
                 return Err(Closed);
             }
             Verdict::Answer(response) => response,
-            Verdict::Proceed => match Endpoint::of(&path).filter(|_| parts.method == Method::POST) {
-                Some(_) if !self.authorized(&parts.headers) => unauthorized(),
-                Some(endpoint) => infer(self, endpoint, &parts.headers, &body, &outcome).await,
-                None => self.other(&parts.method, &path, &parts.headers, &body),
-            },
+            Verdict::Proceed => self.answer(&parts, &path, &body, &outcome).await,
         };
         if loses(&wire, response.body_mut()).await {
             entry.end(End::Cut);
@@ -76,6 +73,28 @@ impl Service {
         headers.insert(header::SERVER, HeaderValue::from_static("uvicorn"));
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
         Ok(entry.follow(response))
+    }
+
+    async fn answer(
+        &self,
+        parts: &Parts,
+        path: &str,
+        body: &Bytes,
+        outcome: &[Outcome],
+    ) -> Response<SimBody> {
+        let posts = parts.method == Method::POST;
+        let guarded = path.starts_with("/v1/") || path.starts_with("/inference/");
+        if posts && guarded && !self.authorized(&parts.headers) {
+            return unauthorized();
+        }
+        if let Some(response) = scale_out::answer(&self.config, path, &parts.headers, body).filter(|_| posts)
+        {
+            return response;
+        }
+        match Endpoint::of(path).filter(|_| posts) {
+            Some(endpoint) => infer(self, endpoint, &parts.headers, body, outcome).await,
+            None => self.other(&parts.method, path, &parts.headers, body),
+        }
     }
 
     fn other(&self, method: &Method, path: &str, headers: &HeaderMap, body: &Bytes) -> Response<SimBody> {
@@ -158,7 +177,7 @@ async fn read(mut body: Incoming) -> Bytes {
     bytes.freeze()
 }
 
-fn detail(status: StatusCode, message: &str) -> Response<SimBody> {
+pub(crate) fn detail(status: StatusCode, message: &str) -> Response<SimBody> {
     json_response(status, &json!({ "detail": message }))
 }
 

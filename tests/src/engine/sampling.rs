@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::digest::mix;
 use super::fields::Fields;
 use super::rejection::Rejection;
-use super::tokenizer::{EOS, sampled};
+use super::tokenizer::{EOS, detokenize, sampled};
 
 /// A request that names no limit ends by itself at one token in so many.
 const MEAN_LENGTH: u64 = 32;
@@ -84,7 +84,9 @@ impl Sampling {
             return Some(Stop { reason: Value::Null, text_len: None });
         }
         if self.stop_token_ids.contains(&token) {
-            return Some(Stop { reason: Value::from(token), text_len: None });
+            // Its text is no part of the answer.
+            let before = text.len().saturating_sub(detokenize(&[token]).len());
+            return Some(Stop { reason: Value::from(token), text_len: Some(before) });
         }
         self.stop.iter().find_map(|stop| {
             let at = text.find(stop.as_str())?;

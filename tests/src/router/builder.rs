@@ -58,6 +58,11 @@ impl RouterBuilder {
         self
     }
 
+    /// Adds a renderer.
+    pub fn render(self, engine: &Engine) -> Self {
+        self.arg("--render").arg(&engine.address())
+    }
+
     /// Adds a policy to the chain, by the name of its file in the policies directory.
     pub fn policy(self, file: &str) -> Self {
         self.arg("--policy").arg(file)

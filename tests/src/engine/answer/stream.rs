@@ -44,7 +44,7 @@ pub(crate) fn stream(
     let mut dialect: Box<dyn Dialect> = match call.endpoint {
         Endpoint::Completions | Endpoint::Chat => Box::new(Chunks::new(call, details)),
         Endpoint::Messages => Box::new(MessageEvents::new(call)),
-        Endpoint::Generate => Box::new(TokenEvents::new(call)),
+        Endpoint::Generate => Box::new(TokenEvents::new(call, details)),
     };
     let mut response = Response::new(channel(move |out| async move {
         let result = match generation {

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use super::stream::{DONE, Dialect, frame};
 use super::whole::{Choice, Collected};
-use super::{Usage, unix_time};
+use super::{PromptDetails, Usage, unix_time};
 use crate::engine::call::Call;
 use crate::engine::generate::Finish;
 use crate::engine::rejection::Rejection;
@@ -31,9 +31,9 @@ pub(super) struct Generated<'a> {
 #[derive(Serialize)]
 struct TokenChunk<'a> {
     request_id: &'a str,
-    usage: (),
+    usage: Option<Usage>,
     output_mode: &'static str,
-    choices: [TokenChoice; 1],
+    choices: Vec<TokenChoice>,
 }
 
 #[derive(Serialize)]
@@ -97,12 +97,13 @@ pub(super) fn whole(call: &Call, collected: Collected) -> Generated<'_> {
 /// The events of a stream.
 pub(super) struct TokenEvents {
     call: Call,
+    details: bool,
     counts: Vec<usize>,
 }
 
 impl TokenEvents {
-    pub(super) fn new(call: Call) -> Self {
-        Self { counts: vec![0; call.n], call }
+    pub(super) fn new(call: Call, details: bool) -> Self {
+        Self { counts: vec![0; call.n], call, details }
     }
 }
 
@@ -113,12 +114,23 @@ impl Dialect for TokenEvents {
 
     fn token(&mut self, index: usize, id: u32, _text: String, finish: Option<&Finish>) -> Option<String> {
         self.counts[index] += 1;
-        let choices = [TokenChoice::new(index, vec![id], self.counts[index], finish)];
-        Some(frame(&TokenChunk { request_id: &self.call.id, usage: (), output_mode: "tokens", choices }))
+        let choices = vec![TokenChoice::new(index, vec![id], self.counts[index], finish)];
+        let prompt = self.call.prompts.first().map_or(0, Vec::len);
+        let usage = self.call.continuous_usage.then(|| Usage::new(prompt, self.counts[index]));
+        Some(frame(&TokenChunk { request_id: &self.call.id, usage, output_mode: "tokens", choices }))
     }
 
-    fn closing(&self, _cached_tokens: usize) -> Vec<String> {
-        vec![DONE.to_owned()]
+    fn closing(&self, cached_tokens: usize) -> Vec<String> {
+        let mut frames = Vec::new();
+        if self.call.include_usage {
+            let mut usage = Usage::total(&self.call, self.counts.iter().sum());
+            usage.prompt_tokens_details = self.details.then_some(Some(PromptDetails { cached_tokens }));
+            let (request_id, choices) = (&*self.call.id, Vec::new());
+            let last = TokenChunk { request_id, usage: Some(usage), output_mode: "tokens", choices };
+            frames.push(frame(&last));
+        }
+        frames.push(DONE.to_owned());
+        frames
     }
 
     fn failure(&self, rejection: &Rejection) -> Vec<String> {
