@@ -10,7 +10,7 @@
 //! - whose health the failure counts against;
 //! - legs that prefill and decode engines have seen, and how often the answer was generated to its end.
 //!
-//! A `*` is chance: where both legs go out together, either may be further than the other when something happens.
+//! A `*`, or an `or`, is chance: where both legs go out together, either may be further than the other when something happens.
 //! Whole and streamed answers differ where a stream has begun: then nothing can be made good.
 
 mod cell;

@@ -8,6 +8,7 @@ use super::answer::{Answer, Watch};
 use super::attempt::{Attempt, Retries};
 use super::homes::Expected;
 use super::opening::{Beginning, Listening};
+use super::parse::GENERATE;
 use super::readback::Keeper;
 use super::schedule::{Scheduled, schedule};
 use crate::body::rename::Rename;
@@ -201,6 +202,13 @@ pub(super) async fn answered(
     let (instance, status) = (scheduled.chosen.instance.clone(), answer.status());
     if let Some(handle) = handle.as_deref_mut().filter(|_| status.is_server_error()) {
         handle.turned_away();
+    }
+    if let Some(handle) = handle.as_deref_mut()
+        && status.is_client_error()
+        && attempt.parsed.uri.path() == GENERATE
+    {
+        // Elsewhere an engine that refuses a request lets go of what that names (engine contract §0.7).
+        handle.not_used_after_all();
     }
     if may_start_over(attempt, retries, &scheduled, status, carries_params) {
         attempt.account.leg_failed(&Error::Refused { phase: Phase::Decode, status });

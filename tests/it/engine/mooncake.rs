@@ -56,7 +56,7 @@ async fn the_bootstrap_server_knows_each_rank_of_this_life() -> Result<()> {
         before["0"]["worker_addr"]["0"]["0"].as_str().is_some_and(|at| at.starts_with("tcp://127.0.0.1:"))
     );
     let names: Vec<String> = engine.labels().into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["bootstrap_address", "engine_id", "engine_id_dp1"]);
+    assert_eq!(names, ["bootstrap_address", "kv_lease_s", "engine_id", "engine_id_dp1"]);
     engine.restart().await?;
     assert_ne!(query().await?["0"]["engine_id"], before["0"]["engine_id"]);
     assert_eq!(bootstrap.get("/other").await?.status, 404);

@@ -72,12 +72,12 @@ async fn a_refused_request_is_answered_in_the_renderers_words() -> Result<()> {
 async fn an_engines_error_is_an_engines_error() -> Result<()> {
     let scene = Scene::new(1).await?;
     for stream in [false, true] {
-        scene.fleet.decode[0].fault(Fault::status(422).on_decode());
+        scene.fleet.decode[0].fault(Fault::status(422).on_path("/inference/v1/generate"));
         let answer = scene.router.post_json(CHAT, &story(CHAT, stream)).await?;
         assert_eq!((answer.status, &answer.json()["error"]["type"]), (422, &json!("SimulatedFault")));
     }
     // In a stream, behind what was said before.
-    scene.fleet.decode[0].fault(Fault::error_after(3).on_decode());
+    scene.fleet.decode[0].fault(Fault::error_after(3).on_path("/inference/v1/generate"));
     let said = scene.router.stream(CHAT, &story(CHAT, true)).await?.transcript().await?;
     assert_eq!(said.error.as_ref().map(|error| error["code"].clone()), Some(json!(500)));
     let whole = scene.fleet.baseline(CHAT, &story(CHAT, true)).await?;

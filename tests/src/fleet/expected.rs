@@ -14,6 +14,7 @@ pub(super) struct Expected {
     expired: u64,
     late: u64,
     leaked: usize,
+    leaked_some: bool,
     deaths: usize,
     violations: bool,
     anything: bool,
@@ -55,6 +56,11 @@ impl Fleet {
     /// So many blocks are leaked on purpose.
     pub fn expect_leaked(&mut self, blocks: usize) {
         self.expected.leaked = blocks;
+    }
+
+    /// Blocks may be leaked; whether they are is chance.
+    pub fn expect_leaked_some(&mut self) {
+        self.expected.leaked_some = true;
     }
 
     /// Engines die so often on purpose, those that were restarted included.
@@ -112,7 +118,7 @@ impl State {
         let wanted = (
             if expected.pinned_some { pinned } else { expected.pinned },
             expected.readbacks,
-            expected.leaked,
+            if expected.leaked_some { leaked } else { expected.leaked },
             if expected.pinned_some { expired } else { expected.expired },
             expected.late,
             expected.deaths,
