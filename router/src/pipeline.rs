@@ -1,6 +1,6 @@
 //! The way of a request. [`handle`] is the whole story; each step is a file.
 //!
-//! parse, then for each attempt: schedule(prefill), rewrite, prefill leg, schedule(decode), merge,
+//! parse, then for each attempt: encode legs if there are media and encoders, schedule(prefill), rewrite, prefill leg, schedule(decode), merge,
 //! decode leg; then the answer is streamed, and what became of the request is accounted for when the
 //! answer's body ends or is dropped.
 
@@ -8,6 +8,7 @@ mod account;
 mod answer;
 mod attempt;
 mod decode;
+mod encode;
 mod headers;
 mod homes;
 mod opening;
@@ -27,6 +28,7 @@ pub use homes::Homes;
 
 use self::attempt::{Attempt, Retries};
 use self::decode::Decoded;
+use self::encode::Encoding;
 use self::prefill::Prefilled;
 use crate::app::App;
 use crate::error::Error;
@@ -46,6 +48,9 @@ pub async fn handle(
     let mut retries = Retries::new(app.config.retries);
     loop {
         let mut attempt = Attempt::new(app, &parsed, account);
+        if let Encoding::Refused(answer) = encode::run(&mut attempt, &mut retries).await? {
+            return Ok(answer.for_client());
+        }
         let prefilled = if parsed.two_legs {
             prefill::run(&mut attempt, &mut retries).await?
         } else {

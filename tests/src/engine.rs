@@ -16,6 +16,7 @@ mod connector;
 mod control;
 mod counters;
 mod digest;
+mod encoder;
 mod fault;
 mod fields;
 mod generate;
@@ -24,6 +25,7 @@ mod inference;
 mod journal;
 mod lease;
 mod load;
+mod media;
 mod meeting;
 mod metrics;
 mod models;
@@ -87,6 +89,11 @@ impl Engine {
     /// An engine that does both; alone, it is the baseline that disaggregated answers are compared with.
     pub fn both() -> EngineBuilder {
         EngineBuilder::new(Role::Both)
+    }
+
+    /// An engine that encodes media for others.
+    pub fn encode() -> EngineBuilder {
+        EngineBuilder::new(Role::Encode)
     }
 
     fn boot(config: Config) -> io::Result<Self> {
@@ -185,6 +192,11 @@ impl Engine {
     /// Those of [`Engine::pinned`] that a decode engine keeps for the conversation's next turn.
     pub fn pinned_readbacks(&self) -> usize {
         self.sum(|core| core.leases.readbacks())
+    }
+
+    /// Encodings that nobody has fetched yet.
+    pub fn encodings(&self) -> usize {
+        self.machine.encodings.len()
     }
 
     /// Blocks that no sequence has any more and that are not free either: of loads that were given up and that no peer

@@ -85,9 +85,11 @@ fn registration(settings: &Settings) -> Result<Option<RegistrationSettings>, Con
 /// The instances that are known from the start.
 pub(super) fn instances(settings: &Settings) -> Result<Vec<InstanceSpec>, ConfigError> {
     let mut all = Vec::new();
-    for (setting, role, addresses) in
-        [("prefill", Role::Prefill, &settings.prefill), ("decode", Role::Decode, &settings.decode)]
-    {
+    for (setting, role, addresses) in [
+        ("prefill", Role::Prefill, &settings.prefill),
+        ("decode", Role::Decode, &settings.decode),
+        ("encode", Role::Encode, &settings.encode),
+    ] {
         for text in addresses {
             let address = parse_address(text).map_err(|problem| wrong(setting, problem))?;
             all.push(InstanceSpec::new(role, address));
@@ -108,7 +110,11 @@ pub fn instance(table: &InstanceTable) -> Result<InstanceSpec, ConfigError> {
         "prefill" => Role::Prefill,
         "decode" => Role::Decode,
         "both" => Role::Both,
-        other => return Err(wrong("instance.role", format!("'{other}' is none of prefill, decode, both"))),
+        "encode" => Role::Encode,
+        other => {
+            let problem = format!("'{other}' is none of prefill, decode, both, encode");
+            return Err(wrong("instance.role", problem));
+        }
     };
     if table.dp_size == 0 || table.tp_size == 0 {
         return Err(wrong("instance", format!("{}: dp_size and tp_size must be above 0", table.address)));

@@ -20,7 +20,9 @@ impl Error {
             Self::NoInstance { .. } | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Self::Stalled { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Leg { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
-            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } => StatusCode::BAD_GATEWAY,
+            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } | Self::Malformed { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
         }
     }
 
@@ -35,6 +37,7 @@ impl Error {
             Self::Leg { .. } => "engine_unreachable",
             Self::Refused { .. } => "engine_failed",
             Self::Cut { .. } => "engine_answer_cut",
+            Self::Malformed { .. } => "engine_answer_malformed",
             Self::ShuttingDown => "shutting_down",
         }
     }
@@ -45,9 +48,11 @@ impl Error {
             Self::Client(ClientError::NotFound(_)) => "not_found_error",
             Self::Client(_) => "invalid_request_error",
             Self::NoInstance { .. } | Self::ShuttingDown => "service_unavailable_error",
-            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } | Self::Stalled { .. } => {
-                "engine_error"
-            }
+            Self::Leg { .. }
+            | Self::Refused { .. }
+            | Self::Cut { .. }
+            | Self::Malformed { .. }
+            | Self::Stalled { .. } => "engine_error",
         }
     }
 
@@ -86,6 +91,7 @@ impl ClientError {
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::MediaType | Self::Encoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::NotFound(_) | Self::Unknown(_) => StatusCode::NOT_FOUND,
+            Self::Conflict(_) => StatusCode::CONFLICT,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
         }
@@ -104,6 +110,7 @@ impl ClientError {
             Self::Method { .. } => "method_not_allowed",
             Self::Forbidden(_) => "forbidden",
             Self::Invalid(_) => "invalid_request",
+            Self::Conflict(_) => "conflict",
             Self::Unknown(_) => "unknown",
         }
     }

@@ -38,12 +38,21 @@ pub struct Account {
     id: String,
     client_id: Option<HeaderValue>,
     attempts: u32,
+    encoded: Option<Encoded>,
     prefill: Option<Stop>,
     decode: Option<Stop>,
     status: u16,
     class: ResultClass,
     ttft: Option<Duration>,
     usage: Option<Usage>,
+}
+
+/// What the encode legs of the last try came to.
+#[derive(Debug)]
+struct Encoded {
+    items: usize,
+    legs: usize,
+    took: Duration,
 }
 
 /// Where a leg went.
@@ -81,6 +90,7 @@ impl Account {
             id: app.new_id(),
             client_id: headers.get(X_REQUEST_ID).filter(sane).cloned(),
             attempts: 0,
+            encoded: None,
             prefill: None,
             decode: None,
             status: 0,
@@ -102,6 +112,12 @@ impl Account {
             1 => self.id.clone(),
             n => format!("{}-{n}", self.id),
         }
+    }
+
+    /// All media of the request are encoded.
+    pub(super) fn encoded(&mut self, items: usize, legs: usize, took: Duration) {
+        self.metrics.request.encoded(took);
+        self.encoded = Some(Encoded { items, legs, took });
     }
 
     pub(super) fn prefill_at(&mut self, scheduled: &Scheduled) {
@@ -135,7 +151,7 @@ impl Account {
         self.metrics.request.fell_back(fallback);
         if FALLBACK_LOG.now() {
             let error = error.map(|e| chain(e));
-            tracing::warn!(id = self.id, why = fallback.name(), error, "decode computes the prompt itself");
+            tracing::warn!(id = self.id, why = fallback.name(), error, "{}", fallback.consequence());
         }
     }
 
@@ -229,8 +245,11 @@ impl Account {
             status = self.status,
             outcome = ?self.class,
             attempts = self.attempts,
+            media = self.encoded.as_ref().map(|e| e.items),
+            encode_legs = self.encoded.as_ref().map(|e| e.legs),
             prefill = of(&self.prefill),
             decode = of(&self.decode),
+            encode_ms = self.encoded.as_ref().map(|e| millis(e.took)),
             prefill_ms = self.prefill.as_ref().map(|s| millis(s.took)),
             ttft_ms = self.ttft.map(millis),
             total_ms = millis(duration),

@@ -10,9 +10,11 @@ use http::{HeaderMap, Method, Request, Uri};
 use hyper::body::Incoming;
 use serde_json::value::RawValue;
 
+use super::encode;
 use super::headers::for_engines;
 use super::readback::OwnTurn;
 use crate::app::App;
+use crate::body::media::MediaItem;
 use crate::body::read::{ReadError, read_capped};
 use crate::body::scan::Object;
 use crate::error::{ClientError, Error};
@@ -39,6 +41,8 @@ pub(super) struct Parsed {
     pub(super) stateful: bool,
     /// The only instance that can serve it: the one that made the response it is about.
     pub(super) pinned: Option<InstanceId>,
+    /// What encoders are to encode.
+    pub(super) media: Vec<MediaItem>,
     /// The conversation's turn that it is, where KV caches are read back.
     pub(super) turn: Option<OwnTurn>,
 }
@@ -68,6 +72,7 @@ pub(super) async fn parse(
     };
     let two_legs = endpoint.two_legs() && !runs_alone(endpoint, &object);
     let pinned = home(app, endpoint, &object)?;
+    let media = encode::media(app, endpoint, &object)?;
     let client = ClientRequest::new(
         endpoint.path().to_owned(),
         head.headers,
@@ -83,6 +88,7 @@ pub(super) async fn parse(
         headers: for_engines(&client.headers, app.config.engine_auth.as_ref()),
         client: Arc::new(client),
         turn,
+        media,
         generates: endpoint.generates(),
         stateful: endpoint.is_stateful(),
         pinned,

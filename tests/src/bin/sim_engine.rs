@@ -55,6 +55,7 @@ enum Role {
     Prefill,
     Decode,
     Both,
+    Encode,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -104,6 +105,7 @@ fn builder(args: &Args) -> anyhow::Result<EngineBuilder> {
         Role::Prefill => Engine::prefill(),
         Role::Decode => Engine::decode(),
         Role::Both => Engine::both(),
+        Role::Encode => Engine::encode(),
     };
     let builder = match &args.register_with {
         Some(router) => builder.register_with(router),

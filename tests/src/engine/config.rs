@@ -17,6 +17,8 @@ pub enum Role {
     Decode,
     /// Either, request by request (`kv_both`).
     Both,
+    /// Encodes media for others (`ec_producer`), and generates nothing.
+    Encode,
 }
 
 /// What a decode engine does when a KV cache cannot be fetched (`kv_load_failure_policy`).

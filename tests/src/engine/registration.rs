@@ -21,7 +21,7 @@ pub(crate) fn frame(machine: &Machine) -> Option<Vec<u8>> {
     let kind = match config.role {
         Role::Prefill => "P",
         Role::Decode => "D",
-        Role::Both => return None,
+        Role::Both | Role::Encode => return None,
     };
     let message = json!({
         "type": kind,
