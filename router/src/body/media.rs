@@ -198,7 +198,10 @@ mod tests {
     #[test]
     fn the_number_of_items_is_bounded() {
         let many = |n: usize| {
-            body(&format!(r#"{{"messages":[{{"content":[{}]}}]}}"#, vec![r#"{"type":"image_url"}"#; n].join(",")))
+            body(&format!(
+                r#"{{"messages":[{{"content":[{}]}}]}}"#,
+                vec![r#"{"type":"image_url"}"#; n].join(",")
+            ))
         };
         assert_eq!(items(&many(MAX_ITEMS)).unwrap().len(), MAX_ITEMS);
         assert_eq!(items(&many(MAX_ITEMS + 1)).unwrap_err(), TooManyItems);

@@ -103,7 +103,8 @@ fn role(text: &str) -> Result<Role, ClientError> {
 }
 
 fn add(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientError> {
-    let role = role.ok_or_else(|| ClientError::Invalid("type is missing: prefill, decode, both or encode".into()))?;
+    let role =
+        role.ok_or_else(|| ClientError::Invalid("type is missing: prefill, decode, both or encode".into()))?;
     let spec = InstanceSpec::new(role, address.to_owned());
     match app.discovery.add(spec) {
         Ok(()) => {

@@ -97,7 +97,8 @@ fn answer(service: &Service, headers: &HeaderMap, body: &Bytes, id: &str) -> Res
     }
     let mut params = Map::new();
     for (index, part) in parts.iter().enumerate() {
-        let media = Media::of(part).ok_or_else(|| Rejection::bad_request("This engine encodes media only."))?;
+        let media =
+            Media::of(part).ok_or_else(|| Rejection::bad_request("This engine encodes media only."))?;
         let uuid = part.get("uuid").and_then(Value::as_str).unwrap_or(&media.content);
         let entry = params.entry(mm_hash(uuid)).or_insert_with(|| {
             service.encodings.keep(&mm_hash(uuid), &media.content);
@@ -141,7 +142,9 @@ fn url_ends(part: &Value, ending: &str) -> bool {
 fn violations(encodings: &Encodings, id: &str, body: &Value) -> Vec<String> {
     let mut found = Vec::new();
     let mut object = |what: String| found.push(format!("an encoder was sent {what}"));
-    for name in body.as_object().into_iter().flat_map(Map::keys).filter(|name| !KNOWN.contains(&name.as_str())) {
+    for name in
+        body.as_object().into_iter().flat_map(Map::keys).filter(|name| !KNOWN.contains(&name.as_str()))
+    {
         object(name.clone());
     }
     if body.get("stream") != Some(&Value::Bool(false)) {

@@ -18,7 +18,9 @@ fn hashes(params: &str, uuids: &[&str]) -> Result<Vec<Vec<String>>, EncodingErro
 fn handles_go_on_as_they_were_written() {
     let found = encodings(golden!("ec/answer"), &["u0", "u1", "u2"]).unwrap();
     let params = transfer_params(found.iter().flatten()).unwrap();
-    assert!(params.contains("18446744073709551616") && params.contains("0.50") && params.contains(r"t-\u00e9"));
+    assert!(
+        params.contains("18446744073709551616") && params.contains("0.50") && params.contains(r"t-\u00e9")
+    );
     let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
     assert_eq!(json(&params), json(golden!("ec/params")));
     assert_eq!(transfer_params([]), None);
@@ -97,8 +99,15 @@ fn what_can_not_be_matched_is_refused() {
         Err(EncodingError::Index("1".into())),
         "of a single item too"
     );
-    for shape in ["[]", "7", "{", r#"{"a":1}"#, r#"{"a":[]}"#, r#"{"a":{"metadata":3}}"#, r#"{"a":{"item_indices":1}}"#]
-    {
+    for shape in [
+        "[]",
+        "7",
+        "{",
+        r#"{"a":1}"#,
+        r#"{"a":[]}"#,
+        r#"{"a":{"metadata":3}}"#,
+        r#"{"a":{"item_indices":1}}"#,
+    ] {
         assert_eq!(hashes(shape, &["u"]), Err(EncodingError::Shape), "{shape}");
     }
 }

@@ -17,7 +17,10 @@ use crate::pipeline::schedule::schedule;
 /// How it ended.
 pub(super) enum Ended {
     /// For each item, its features; and how many legs that took.
-    Encoded { encodings: Vec<Vec<Encoding>>, legs: usize },
+    Encoded {
+        encodings: Vec<Vec<Encoding>>,
+        legs: usize,
+    },
     Refused(Answer),
     /// No encoder could be chosen.
     Nobody(Error),
@@ -52,7 +55,9 @@ pub(super) async fn fan_out(attempt: &Attempt<'_>, retries: &mut Retries) -> Res
             Ok(LegEnd::Refused(answer)) => return Ok(Ended::Refused(answer)),
             Err(error) => {
                 attempt.account.leg_failed(&error);
-                if matches!(error, Error::Malformed { .. }) || !may_try_again(attempt, retries, leg.instance()) {
+                if matches!(error, Error::Malformed { .. })
+                    || !may_try_again(attempt, retries, leg.instance())
+                {
                     return Err(error);
                 }
                 waiting.extend(leg.items);
@@ -83,7 +88,8 @@ fn place(attempt: &Attempt<'_>, waiting: &mut Vec<usize>, tried: &[InstanceId]) 
             Err(error) if placed == 0 => return Err(error),
             Err(_) => break,
         };
-        let (modality, max_batch) = (attempt.parsed.media[item].modality, attempt.app.config.encode_max_batch);
+        let (modality, max_batch) =
+            (attempt.parsed.media[item].modality, attempt.app.config.encode_max_batch);
         match legs.iter_mut().find(|leg| leg.takes(&scheduled, modality, max_batch)) {
             Some(leg) => leg.items.push(item),
             None => legs.push(Leg::new(scheduled, item, modality)),

@@ -56,7 +56,12 @@ impl Leg {
     ///
     /// # Errors
     /// If the instance has failed it; another may be tried, unless its answer is [`Error::Malformed`].
-    pub(super) async fn send(&mut self, app: &App, request: &LegRequest, uuids: &[&str]) -> Result<LegEnd, Error> {
+    pub(super) async fn send(
+        &mut self,
+        app: &App,
+        request: &LegRequest,
+        uuids: &[&str],
+    ) -> Result<LegEnd, Error> {
         let instance = &self.scheduled.chosen.instance;
         let (limit, started) = (app.config.timeouts.prefill, Instant::now());
         let response = instance.pool().send(request, limit).await.map_err(|source| {
@@ -171,7 +176,9 @@ mod tests {
         for nothing in ["{}", r#"{"ec_transfer_params":null}"#, r#"{"ec_transfer_params":{}}"#] {
             assert_eq!(read(nothing).unwrap(), [[]], "{nothing}");
         }
-        for nonsense in ["", "[]", r#"{"ec_transfer_params":7}"#, r#"{"ec_transfer_params":{"h":{"item_indices":[1]}}}"#] {
+        for nonsense in
+            ["", "[]", r#"{"ec_transfer_params":7}"#, r#"{"ec_transfer_params":{"h":{"item_indices":[1]}}}"#]
+        {
             assert!(matches!(read(nonsense), Err(Error::Malformed { .. })), "{nonsense}");
         }
     }

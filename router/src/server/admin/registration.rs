@@ -87,7 +87,8 @@ fn conflict(fleet: &Snapshot, spec: &InstanceSpec) -> Option<String> {
             return (known.role != spec.role)
                 .then(|| format!("{} is registered as {role} already; remove it first", spec.address));
         }
-        let mixed = (known.role == Role::Both && split(spec.role)) || (split(known.role) && spec.role == Role::Both);
+        let mixed =
+            (known.role == Role::Both && split(spec.role)) || (split(known.role) && spec.role == Role::Both);
         mixed.then(|| {
             let (address, role) = (&known.address, role_name(known.role));
             format!("prefill_decode does not go with prefill or decode: {address} is registered as {role}")
@@ -98,7 +99,9 @@ fn conflict(fleet: &Snapshot, spec: &InstanceSpec) -> Option<String> {
 pub(super) fn unregister(app: &App, query: Option<&str>) -> Result<Value, ClientError> {
     let fields = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
     let url = fields.into_iter().find_map(|(name, value)| (name == "url").then_some(value));
-    let url = url.ok_or_else(|| ClientError::Invalid("url is missing: DELETE /instances?url=http://host:port".into()))?;
+    let url = url.ok_or_else(|| {
+        ClientError::Invalid("url is missing: DELETE /instances?url=http://host:port".into())
+    })?;
     let address = parse_address(&url).map_err(ClientError::Invalid)?;
     let removed = app.discovery.remove(&address, None).is_ok();
     if removed {
