@@ -63,17 +63,17 @@ impl MediaItem {
 
 /// Hash of the item's URL, or of all of it if it has none, with its fields in order.
 fn content_hash(part: &Object) -> String {
-    let url = URLS.iter().find_map(|name| {
+    let of_url = URLS.iter().find_map(|name| {
         let inner = part.get(name).filter(|text| text.starts_with('{'))?;
         let inner = Object::scan(part.bytes().slice_ref(inner.as_bytes())).ok()?;
-        Some(inner.get_str("url").filter(|url| !url.is_empty())?.into_owned())
+        let url = inner.get_str("url").filter(|url| !url.is_empty())?;
+        Some(Sha256::digest(url.as_bytes()))
     });
-    let canonical = || match serde_json::from_slice::<Value>(part.bytes()) {
-        Ok(value) => value.to_string(),
+    let hash = of_url.unwrap_or_else(|| match serde_json::from_slice::<Value>(part.bytes()) {
+        Ok(value) => Sha256::digest(value.to_string()),
         // Such as a lone surrogate: then it has one spelling only.
-        Err(_) => String::from_utf8_lossy(part.bytes()).into_owned(),
-    };
-    let hash = Sha256::digest(url.unwrap_or_else(canonical).as_bytes());
+        Err(_) => Sha256::digest(part.bytes()),
+    });
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -108,7 +108,9 @@ fn list(text: &str) -> Vec<&RawValue> {
 
 /// The body with other text in these places, which must be in order. The rest stays, byte for byte.
 pub fn replaced(body: &Bytes, places: &[(Range<usize>, Bytes)]) -> Bytes {
-    let mut out = Vec::with_capacity(body.len());
+    let removed: usize = places.iter().map(|(place, _)| place.len()).sum();
+    let added: usize = places.iter().map(|(_, text)| text.len()).sum();
+    let mut out = Vec::with_capacity(body.len() - removed + added);
     let mut copied = 0;
     for (place, text) in places {
         out.extend_from_slice(&body[copied..place.start]);

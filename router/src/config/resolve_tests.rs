@@ -86,7 +86,10 @@ fn wrong_settings_are_named_with_a_remedy() {
         ),
         ("registration_ttl_s = 0", "registration_ttl_s: must be above 0"),
         ("session_key = ['x']", "session_key: 'x' is neither header:NAME nor field:NAME"),
-        ("[[instance]]\nrole = 'x'\naddress = 'a:1'", "instance.role: 'x' is none of prefill, decode, both, encode"),
+        (
+            "[[instance]]\nrole = 'x'\naddress = 'a:1'",
+            "instance.role: 'x' is none of prefill, decode, both, encode",
+        ),
         (
             "[policy_config.nope]\n",
             "policy_config: there is no policy 'nope'; it must be given by --policy as well",

@@ -105,10 +105,10 @@ impl<'a> Attempt<'a> {
             Some(encoded) => (&encoded.object, encoded.params.as_deref()),
             None => (&self.parsed.client.object, None),
         };
-        edits.extend(handles.map(|params| Edit::Set {
-            name: EC_TRANSFER_PARAMS.into(),
-            value: params.to_owned().into(),
-        }));
+        edits.extend(
+            handles
+                .map(|params| Edit::Set { name: EC_TRANSFER_PARAMS.into(), value: params.to_owned().into() }),
+        );
         edits.extend(leg.edits.iter().cloned());
         edits.extend(self.keeper.as_ref().and_then(Keeper::edit));
         splice(object, &edits)

@@ -194,5 +194,8 @@ async fn without_encoders_the_media_go_on_or_the_request_is_refused() -> Result<
         }
         scene.served(&chat(&[text()])).await?;
     }
-    Ok(())
+    // Who wants no other engine to encode wants none where there are no encoders, either.
+    let scene = Scene::with(0, 1, 1, |router| router.arg("--without-encode").arg("reject")).await?;
+    assert_error(&scene.answer(&chat(&[image("a")])).await?, 503, "no_instance");
+    scene.served(&chat(&[text()])).await
 }
