@@ -1,5 +1,6 @@
 //! Chats whose media are encoded apart: the text is that of one engine alone, whoever encoded what.
 
+mod connectors;
 mod failures;
 mod registration;
 

@@ -1,6 +1,7 @@
 //! Media in a conversation: where its images, audio clips and videos are, what they are called, and how
 //! other parts take their place.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -35,6 +36,8 @@ pub struct MediaItem {
     /// Its name: the client's, or a hash of its content, so that the same item has the same name in every
     /// request (engine contract §7).
     pub uuid: String,
+    /// Whether the client has not named it.
+    hashed: bool,
     part: Object,
 }
 
@@ -47,8 +50,9 @@ impl MediaItem {
         let modality = Modality::of(&part.get_str("type")?)?;
         let start = text.as_ptr().addr() - body.bytes().as_ptr().addr();
         let own = part.get_str("uuid").filter(|uuid| !uuid.is_empty());
+        let hashed = own.is_none();
         let uuid = own.map_or_else(|| content_hash(&part), |uuid| uuid.into_owned());
-        Some(Self { modality, span: start..start + text.len(), uuid, part })
+        Some(Self { modality, span: start..start + text.len(), uuid, hashed, part })
     }
 
     /// The part, with its name in it. Its bytes are shared, not copied.
@@ -61,19 +65,27 @@ impl MediaItem {
     }
 }
 
-/// Hash of the item's URL, or of all of it if it has none, with its fields in order.
+/// Hash of the item's URL, or of all of it if it has none.
 fn content_hash(part: &Object) -> String {
     let of_url = URLS.iter().find_map(|name| {
         let inner = part.get(name).filter(|text| text.starts_with('{'))?;
         let inner = Object::scan(part.bytes().slice_ref(inner.as_bytes())).ok()?;
         let url = inner.get_str("url").filter(|url| !url.is_empty())?;
-        Some(Sha256::digest(url.as_bytes()))
+        Some(hex(&Sha256::digest(url.as_bytes())))
     });
-    let hash = of_url.unwrap_or_else(|| match serde_json::from_slice::<Value>(part.bytes()) {
+    of_url.unwrap_or_else(|| whole_hash(part))
+}
+
+/// Hash of all of the item, with its fields in order.
+fn whole_hash(part: &Object) -> String {
+    hex(&match serde_json::from_slice::<Value>(part.bytes()) {
         Ok(value) => Sha256::digest(value.to_string()),
         // Such as a lone surrogate: then it has one spelling only.
         Err(_) => Sha256::digest(part.bytes()),
-    });
+    })
+}
+
+fn hex(hash: &[u8]) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -82,14 +94,20 @@ fn content_hash(part: &Object) -> String {
 /// # Errors
 /// [`TooManyItems`].
 pub fn items(body: &Object) -> Result<Vec<MediaItem>, TooManyItems> {
-    let mut items = Vec::new();
+    let (mut items, mut names) = (Vec::new(), HashMap::new());
     for message in body.get("messages").map(list).unwrap_or_default() {
         if !message.get().starts_with('{') {
             continue;
         }
         let Ok(message) = Object::scan(body.bytes().slice_ref(message.get().as_bytes())) else { continue };
         for part in message.get("content").map(list).unwrap_or_default() {
-            items.extend(MediaItem::read(body, part.get()));
+            let Some(mut item) = MediaItem::read(body, part.get()) else { continue };
+            // The sound of a video is another item than the video, though it is in the same file.
+            let named = *names.entry(item.uuid.clone()).or_insert(item.modality);
+            if named != item.modality && item.hashed {
+                item.uuid = whole_hash(&item.part);
+            }
+            items.push(item);
             if items.len() > MAX_ITEMS {
                 return Err(TooManyItems);
             }
@@ -171,6 +189,16 @@ mod tests {
         assert_eq!(audio(r#"{"data":"AA","format":"wav"}"#), audio(r#"{ "format":"wav", "data":"A\u0041"}"#));
         assert_ne!(audio(r#"{"data":"AA"}"#), audio(r#"{"data":"AB"}"#));
         assert_eq!(audio(r#"{"data":"\ud800"}"#).len(), 64);
+    }
+
+    #[test]
+    fn one_file_has_a_name_for_each_way_of_looking_at_it() {
+        let part = |kind: &str| format!(r#"{{"type":"{kind}","{kind}":{{"url":"a"}}}}"#);
+        let parts = ["video_url", "audio_url", "video_url", "audio_url"].map(part).join(",");
+        let items = items(&body(&format!(r#"{{"messages":[{{"content":[{parts}]}}]}}"#))).unwrap();
+        let names: Vec<&str> = items.iter().map(|item| item.uuid.as_str()).collect();
+        assert_eq!((names[0], names[1]), (names[2], names[3]));
+        assert_ne!(names[0], names[1]);
     }
 
     #[test]

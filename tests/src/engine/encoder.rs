@@ -170,7 +170,9 @@ fn violations(encodings: &Encodings, id: &str, body: &Value) -> Vec<String> {
         match (Media::of(part), part.get("uuid").and_then(Value::as_str)) {
             (Some(media), Some(uuid)) => {
                 let mut names = lock(&encodings.names);
-                let first = names.entry(media.content).or_insert_with(|| uuid.to_owned());
+                let first = names
+                    .entry(media.modality.to_owned() + &media.content)
+                    .or_insert_with(|| uuid.to_owned());
                 if first != uuid {
                     object(format!("one item under two names, {first} and {uuid}"));
                 }
