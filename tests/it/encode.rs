@@ -2,6 +2,7 @@
 
 mod connectors;
 mod failures;
+mod push;
 mod registration;
 
 use anyhow::{Result, ensure};

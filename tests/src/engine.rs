@@ -194,7 +194,12 @@ impl Engine {
         self.sum(|core| core.leases.readbacks())
     }
 
-    /// Encodings that nobody has fetched yet.
+    /// Where encoders can push encodings to, one address for each rank.
+    pub fn ec_zmq_addrs(&self) -> Vec<String> {
+        (0..self.dp_size()).map(|rank| format!("tcp://{}/{rank}", self.address())).collect()
+    }
+
+    /// Encodings that nobody has fetched yet, or that were pushed here and not used yet.
     pub fn encodings(&self) -> usize {
         self.machine.encodings.len()
     }

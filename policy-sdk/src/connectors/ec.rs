@@ -60,6 +60,13 @@ pub struct Encoding {
     transfer_id: Option<String>,
 }
 
+impl Encoding {
+    /// It was to be pushed under this id, unless the encoder has said another.
+    pub fn pushed_as(&mut self, transfer_id: &str) {
+        self.transfer_id.get_or_insert_with(|| quoted(transfer_id));
+    }
+}
+
 /// Why the answer of an encoder can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodingError {

@@ -29,7 +29,9 @@ pub(super) struct Attempt<'a> {
     pub(super) pair: Pair,
     /// The client's request with its media encoded, if they are.
     pub(super) encoded: Option<Encoded>,
-    /// Chosen before prefill, for connectors that must tell prefill who will come.
+    /// Chosen before its media were encoded, for encoders that must be told who will come.
+    pub(super) prefill_ahead: Option<Scheduled>,
+    /// Chosen before prefill, or before the media were encoded, for connectors that must tell prefill who will come.
     pub(super) decode_ahead: Option<Scheduled>,
     /// Whether prefill was told who will come: no other decode instance can use its handle.
     pub(super) paired: bool,
@@ -51,6 +53,7 @@ impl<'a> Attempt<'a> {
             facts,
             pair: Pair::default(),
             encoded: None,
+            prefill_ahead: None,
             decode_ahead: None,
             paired: false,
             rename: None,
@@ -67,6 +70,11 @@ impl<'a> Attempt<'a> {
     /// Whether a leg says where encodings are, which can be fetched once.
     pub(super) fn hands_encodings(&self) -> bool {
         self.encoded.as_ref().is_some_and(|encoded| encoded.params.is_some())
+    }
+
+    /// Whether encodings are with the instance that was chosen for them.
+    pub(super) fn encodings_are_pushed(&self) -> bool {
+        self.encoded.as_ref().is_some_and(|encoded| encoded.pushed)
     }
 
     /// The encodings may have been fetched: who computes the prompt now is sent the media themselves.

@@ -53,7 +53,9 @@ pub(super) async fn run(
                 let may_go_on = error.never_sent();
                 unanswered(attempt, &scheduled, retries, error, carried)?;
                 // With or without a handle: prefill was told who comes, and no other can fetch it.
-                if !may_go_on || (attempt.paired && attempt.pair.prefill.is_some()) {
+                // Nor can another fetch what encoders have pushed to this one.
+                let pushed = attempt.pair.prefill.is_none() && attempt.encodings_are_pushed();
+                if !may_go_on || pushed || (attempt.paired && attempt.pair.prefill.is_some()) {
                     return Ok(Decoded::TryAgain);
                 }
             }

@@ -6,6 +6,7 @@
 
 mod fan_out;
 mod leg;
+mod push;
 mod rewrite;
 
 use edge_router_policy::Phase;
@@ -57,10 +58,13 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
     // Encodings that nobody fetches would only be in the way.
     can_schedule(attempt, Phase::Decode, &retries.tried)?;
     let started = Instant::now();
-    match fan_out(attempt, retries).await? {
+    // Whoever finds nobody then says so.
+    let Ok(push) = push::choose(attempt, retries) else { return Ok(Encoding::Done) };
+    match fan_out(attempt, push.as_ref(), retries).await? {
         Ended::Encoded { encodings, legs } => {
             attempt.account.encoded(items.len(), legs, started.elapsed());
-            attempt.encoded = Some(Encoded::of(&attempt.parsed.client.object, items, &encodings)?);
+            let encoded = Encoded::of(&attempt.parsed.client.object, items, &encodings)?;
+            attempt.encoded = Some(Encoded { pushed: push.is_some(), ..encoded });
             Ok(Encoding::Done)
         }
         Ended::Refused(answer) => Ok(Encoding::Refused(answer)),

@@ -40,7 +40,11 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
     // A KV cache that nobody can fetch would only be in the way.
     can_schedule(attempt, Phase::Decode, &retries.tried)?;
     loop {
-        let scheduled = match schedule(attempt, Phase::Prefill, &retries.tried) {
+        let chosen = match attempt.prefill_ahead.take() {
+            Some(chosen_before) => Ok(chosen_before),
+            None => schedule(attempt, Phase::Prefill, &retries.tried),
+        };
+        let scheduled = match chosen {
             Ok(scheduled) => scheduled,
             Err(error) => return without(attempt, Fallback::NoPrefill, error),
         };
@@ -75,7 +79,7 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
 
 /// Whether there are two different instances to run the two legs on. A fleet of engines that only do
 /// both is no disaggregated one, nor is one that has split off nothing but its encoders.
-fn has_pair(attempt: &Attempt<'_>) -> bool {
+pub(super) fn has_pair(attempt: &Attempt<'_>) -> bool {
     let snapshot = attempt.app.fleet.snapshot();
     let split = snapshot.instances.iter().any(|i| matches!(i.spec().role, Role::Prefill | Role::Decode));
     if !split && snapshot.serving(Phase::Encode).next().is_some() {

@@ -5,7 +5,7 @@ use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::body::SimBody;
-use super::encoder::TAKE;
+use super::encoder::{PUSH, TAKE};
 use super::fault::Fault;
 use super::journal::Request;
 use super::rejection::json_response;
@@ -27,6 +27,13 @@ pub(crate) fn answer(service: &Service, method: &Method, path: &str, body: &Byte
             json_response(StatusCode::OK, &json!({}))
         }
         ("POST", TAKE) => take(service, body),
+        ("POST", PUSH) => {
+            let body: Value = serde_json::from_slice(body).unwrap_or_default();
+            let text = |name: &str| body[name].as_str().unwrap_or_default();
+            let rank = body["rank"].as_u64().unwrap_or_default();
+            service.encodings.push(rank, text("transfer_id"), text("mm_hash"));
+            json_response(StatusCode::OK, &json!({}))
+        }
         _ => json_response(StatusCode::NOT_FOUND, &json!({ "detail": "Not Found" })),
     }
 }

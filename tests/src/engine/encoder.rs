@@ -15,10 +15,14 @@ use super::fields::Fields;
 use super::media::{Media, mm_hash, source};
 use super::rejection::{Rejection, json_response};
 use super::route::Service;
+use crate::client::Client;
 use crate::lock::lock;
 
 /// Where consumers come for encodings.
 pub(crate) const TAKE: &str = "/sim/encodings/take";
+
+/// Where encoders push encodings to.
+pub(crate) const PUSH: &str = "/sim/encodings/push";
 
 /// Fields that an encoder may be sent.
 const KNOWN: [&str; 8] = [
@@ -37,6 +41,8 @@ const KNOWN: [&str; 8] = [
 pub(crate) struct Encodings {
     /// What each shows, and how many requests have asked for it and not fetched it.
     kept: Mutex<HashMap<String, (String, usize)>>,
+    /// What encoders have pushed to a rank, by the transfer's id.
+    pushed: Mutex<HashMap<(u64, String), String>>,
     /// The name under which each item came first: by its content, never by the request.
     names: Mutex<HashMap<String, String>>,
 }
@@ -44,15 +50,27 @@ pub(crate) struct Encodings {
 impl Encodings {
     pub(crate) fn clear(&self) {
         lock(&self.kept).clear();
+        lock(&self.pushed).clear();
     }
 
     pub(crate) fn len(&self) -> usize {
-        lock(&self.kept).values().map(|(_, count)| count).sum()
+        lock(&self.kept).values().map(|(_, count)| count).sum::<usize>() + lock(&self.pushed).len()
     }
 
     fn keep(&self, hash: &str, content: &str) {
         let mut kept = lock(&self.kept);
         kept.entry(hash.to_owned()).or_insert_with(|| (content.to_owned(), 0)).1 += 1;
+    }
+
+    /// Takes in what an encoder pushes.
+    pub(crate) fn push(&self, rank: u64, transfer_id: &str, hash: &str) {
+        lock(&self.pushed).insert((rank, transfer_id.to_owned()), hash.to_owned());
+    }
+
+    /// Uses up what was pushed to this rank, if it is what it should be.
+    pub(crate) fn use_pushed(&self, rank: u64, transfer_id: &str, hash: &str) -> Option<()> {
+        let found = lock(&self.pushed).remove(&(rank, transfer_id.to_owned()))?;
+        (found == hash).then_some(())
     }
 
     /// Gives one away.
@@ -69,19 +87,19 @@ impl Encodings {
 }
 
 /// Answers a request to encode.
-pub(crate) fn encode(service: &Service, headers: &HeaderMap, body: &Bytes) -> Response<SimBody> {
+pub(crate) async fn encode(service: &Service, headers: &HeaderMap, body: &Bytes) -> Response<SimBody> {
     let id = headers.get("x-request-id").and_then(|id| id.to_str().ok()).unwrap_or_default();
     if service.config.strict {
         let body = serde_json::from_slice(body).unwrap_or_default();
         service.violations.add(violations(&service.encodings, id, &body));
     }
-    match answer(service, headers, body, id) {
+    match answer(service, headers, body, id).await {
         Ok(answer) => json_response(StatusCode::OK, &answer),
         Err(rejection) => rejection.respond(),
     }
 }
 
-fn answer(service: &Service, headers: &HeaderMap, body: &Bytes, id: &str) -> Result<Value, Rejection> {
+async fn answer(service: &Service, headers: &HeaderMap, body: &Bytes, id: &str) -> Result<Value, Rejection> {
     let fields = Fields::parse(headers, body)?;
     let model = fields.text("model").unwrap_or(&service.config.model);
     if model != service.config.model {
@@ -95,13 +113,19 @@ fn answer(service: &Service, headers: &HeaderMap, body: &Bytes, id: &str) -> Res
             return Err(Rejection::bad_request("Failed to load the media: cannot identify the file."));
         }
     }
+    let destination = fields.get("ec_transfer_params");
     let mut params = Map::new();
     for (index, part) in parts.iter().enumerate() {
         let media =
             Media::of(part).ok_or_else(|| Rejection::bad_request("This engine encodes media only."))?;
         let uuid = part.get("uuid").and_then(Value::as_str).unwrap_or(&media.content);
+        if let Some(destination) = destination {
+            push(destination, index, &mm_hash(uuid)).await.ok_or_else(Rejection::internal)?;
+        }
         let entry = params.entry(mm_hash(uuid)).or_insert_with(|| {
-            service.encodings.keep(&mm_hash(uuid), &media.content);
+            if destination.is_none() {
+                service.encodings.keep(&mm_hash(uuid), &media.content);
+            }
             entry(service, &media, url_ends(part, ".plain"))
         });
         if let Some(indices) = entry["item_indices"].as_array_mut() {
@@ -114,6 +138,16 @@ fn answer(service: &Service, headers: &HeaderMap, body: &Bytes, id: &str) -> Res
         "usage": { "prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1 },
         "kv_transfer_params": null, "ec_transfer_params": params,
     }))
+}
+
+/// Pushes the encoding of item `index` to the consumer that it was told of, at `tcp://host:port/rank`.
+async fn push(destination: &Value, index: usize, hash: &str) -> Option<()> {
+    let (address, rank) = destination["consumer_zmq"].as_str()?.strip_prefix("tcp://")?.split_once('/')?;
+    let rank: u64 = rank.parse().ok()?;
+    let id = destination["ec_items"][index]["transfer_id"].as_str()?;
+    let body = json!({ "rank": rank, "transfer_id": id, "mm_hash": hash });
+    let answer = Client::new(address).post_json(PUSH, &body).await.ok()?;
+    (answer.status == 200).then_some(())
 }
 
 /// What is told of one feature; each list of the layout has a row for each item of a batch of one.

@@ -34,9 +34,9 @@ pub(crate) async fn infer(
         service.violations.add(violations(&service.config, &body));
     }
     if service.config.role == Role::Encode {
-        return encode(service, headers, body);
+        return encode(service, headers, body).await;
     }
-    let body = &match fetch(service, body).await {
+    let body = &match fetch(service, headers, body).await {
         Ok(body) => body,
         Err(rejection) => return rejection.respond(),
     };

@@ -5,6 +5,7 @@
 //! item's layout or name, the text is another.
 
 use bytes::Bytes;
+use http::HeaderMap;
 use serde_json::{Map, Value, json};
 
 use super::digest::mix_text;
@@ -79,9 +80,10 @@ pub(crate) fn mm_hash(uuid: &str) -> String {
 ///
 /// # Errors
 /// 500 if an encoding is not where it should be.
-pub(crate) async fn fetch(service: &Service, body: &Bytes) -> Result<Bytes, Rejection> {
+pub(crate) async fn fetch(service: &Service, headers: &HeaderMap, body: &Bytes) -> Result<Bytes, Rejection> {
     let Ok(mut request) = serde_json::from_slice::<Value>(body) else { return Ok(body.clone()) };
     let handles = request.get("ec_transfer_params").cloned().unwrap_or_default();
+    let rank = headers.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok()?.parse().ok());
     let loads = request.pointer("/kv_transfer_params/do_remote_prefill") == Some(&Value::Bool(true));
     let mut taken = Vec::new();
     for part in parts(&mut request) {
@@ -97,7 +99,13 @@ pub(crate) async fn fetch(service: &Service, body: &Bytes) -> Result<Bytes, Reje
         let handle = &handles[&hash];
         let content = handle["sim_content"].as_str().ok_or_else(Rejection::internal)?.to_owned();
         if !loads && !taken.contains(&hash) {
-            take(handle, &hash).await.ok_or_else(Rejection::internal)?;
+            let items = handles["ec_items"].as_array().into_iter().flatten();
+            let pushed = items.into_iter().find(|item| item["mm_hash"] == hash.as_str());
+            let found = match pushed.and_then(|item| item["transfer_id"].as_str()) {
+                Some(id) => service.encodings.use_pushed(rank.unwrap_or(0), id, &hash),
+                None => take(handle, &hash).await,
+            };
+            found.ok_or_else(Rejection::internal)?;
             taken.push(hash);
         }
         part[FETCHED] = Value::String(content);

@@ -27,6 +27,14 @@ fn handles_go_on_as_they_were_written() {
 }
 
 #[test]
+fn what_is_pushed_is_found_by_its_id() {
+    let mut found = one(r#"{"h":{},"i":{"transfer_id":"theirs"}}"#, "u");
+    found.iter_mut().for_each(|encoding| encoding.pushed_as("ours"));
+    let items = r#""ec_items":[{"mm_hash":"h","transfer_id":"ours"},{"mm_hash":"i","transfer_id":"theirs"}]"#;
+    assert!(transfer_params(&found).unwrap().contains(items));
+}
+
+#[test]
 fn metadata_stand_for_the_item() {
     let found = encodings(golden!("ec/answer"), &["u0", "u1", "u2"]).unwrap();
     let reference = |at: usize, uuid| reference(Modality::Image, &found[at], uuid).unwrap();

@@ -8,6 +8,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
 use super::leg::{Leg, LegEnd};
+use super::push::Push;
 use crate::body::media::MediaItem;
 use crate::error::Error;
 use crate::pipeline::answer::Answer;
@@ -31,7 +32,11 @@ pub(super) enum Ended {
 ///
 /// # Errors
 /// If an item can't be encoded.
-pub(super) async fn fan_out(attempt: &Attempt<'_>, retries: &mut Retries) -> Result<Ended, Error> {
+pub(super) async fn fan_out(
+    attempt: &Attempt<'_>,
+    push: Option<&Push>,
+    retries: &mut Retries,
+) -> Result<Ended, Error> {
     let items = &attempt.parsed.media;
     let same = Same::among(items);
     let mut waiting = same.firsts.clone();
@@ -41,7 +46,7 @@ pub(super) async fn fan_out(attempt: &Attempt<'_>, retries: &mut Retries) -> Res
         match place(attempt, &mut waiting, &retries.tried) {
             Ok(placed) => {
                 legs += placed.len();
-                under_way.extend(placed.into_iter().map(|leg| send(attempt, leg)));
+                under_way.extend(placed.into_iter().map(|leg| send(attempt, push, leg)));
             }
             Err(error) if under_way.is_empty() => return Ok(Ended::Nobody(error)),
             // This request's own legs may be what the encoders are full of.
@@ -50,7 +55,11 @@ pub(super) async fn fan_out(attempt: &Attempt<'_>, retries: &mut Retries) -> Res
         let Some((leg, end)) = under_way.next().await else { break };
         match end {
             Ok(LegEnd::Encoded(of_leg)) => {
-                leg.items.iter().zip(of_leg).for_each(|(item, features)| found[*item] = features);
+                for (item, mut features) in leg.items.iter().copied().zip(of_leg) {
+                    let ids = push.map(|push| &push.ids[item]).into_iter().flatten();
+                    features.iter_mut().zip(ids).for_each(|(feature, id)| feature.pushed_as(id));
+                    found[item] = features;
+                }
             }
             Ok(LegEnd::Refused(answer)) => return Ok(Ended::Refused(answer)),
             Err(error) => {
@@ -68,8 +77,8 @@ pub(super) async fn fan_out(attempt: &Attempt<'_>, retries: &mut Retries) -> Res
     Ok(Ended::Encoded { encodings, legs })
 }
 
-async fn send(attempt: &Attempt<'_>, mut leg: Leg) -> (Leg, Result<LegEnd, Error>) {
-    let request = leg.request(attempt);
+async fn send(attempt: &Attempt<'_>, push: Option<&Push>, mut leg: Leg) -> (Leg, Result<LegEnd, Error>) {
+    let request = leg.request(attempt, push);
     let uuids: Vec<&str> = leg.items.iter().map(|item| attempt.parsed.media[*item].uuid.as_str()).collect();
     let end = leg.send(attempt.app, &request, &uuids).await;
     (leg, end)

@@ -5,8 +5,10 @@ use edge_router_policy::connectors::EC_TRANSFER_PARAMS;
 use edge_router_policy::connectors::ec::{Encoding, Modality, encodings};
 use edge_router_policy::{InstanceId, Phase};
 use http::{HeaderValue, StatusCode};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::push::Push;
 use crate::app::App;
 use crate::body::media::MediaItem;
 use crate::body::scan::Object;
@@ -91,7 +93,7 @@ impl Leg {
     }
 
     /// The leg as it goes to its instance.
-    pub(super) fn request(&self, attempt: &Attempt<'_>) -> LegRequest {
+    pub(super) fn request(&self, attempt: &Attempt<'_>, push: Option<&Push>) -> LegRequest {
         let parsed = attempt.parsed;
         let mut headers = parsed.headers.clone();
         // Unlike any other leg's: the engines take it for the id of the whole request.
@@ -109,14 +111,27 @@ impl Leg {
             method: parsed.method.clone(),
             uri: parsed.uri.clone(),
             headers,
-            body: body(&parsed.client.object, items),
+            body: body(&parsed.client.object, items, push.map(|push| self.destination(push))),
             repeatable: true,
         }
     }
 }
 
+impl Leg {
+    /// `ec_transfer_params` that say where this leg's encodings are to go to.
+    fn destination(&self, push: &Push) -> String {
+        let ids = self.items.iter().flat_map(|item| &push.ids[*item]);
+        let items: Vec<Value> = ids.map(|id| json!({ "transfer_id": id })).collect();
+        json!({ "consumer_zmq": push.consumer, "ec_items": items }).to_string()
+    }
+}
+
 /// What the encoder is asked. It samples nothing, so there is no limit to say.
-fn body<'a>(client: &Object, items: impl Iterator<Item = &'a MediaItem>) -> Segments {
+fn body<'a>(
+    client: &Object,
+    items: impl Iterator<Item = &'a MediaItem>,
+    destination: Option<String>,
+) -> Segments {
     let own = |text: &'static str| Bytes::from_static(text.as_bytes());
     let theirs = |text: &str| client.bytes().slice_ref(text.as_bytes());
     let mut pieces = vec![own("{")];
@@ -135,6 +150,9 @@ fn body<'a>(client: &Object, items: impl Iterator<Item = &'a MediaItem>) -> Segm
         if let Some(value) = client.get(name) {
             pieces.extend([own(",\""), own(name), own("\":"), theirs(value)]);
         }
+    }
+    if let Some(destination) = destination {
+        pieces.extend([own(",\"ec_transfer_params\":"), Bytes::from(destination)]);
     }
     pieces.push(own("}"));
     pieces.into()
@@ -160,12 +178,13 @@ mod tests {
             "mm_processor_kwargs":{"x":1.0},"ec_transfer_params":{"x":1},"model":"m\/1"}"#;
         let client = Object::scan(Bytes::from_static(client.as_bytes())).unwrap();
         let items = items(&client).unwrap();
-        let text = String::from_utf8(body(&client, items.iter()).to_bytes().to_vec()).unwrap();
+        let text =
+            String::from_utf8(body(&client, items.iter(), Some("7".to_owned())).to_bytes().to_vec()).unwrap();
         assert_eq!(
             text,
             concat!(
                 r#"{"model":"m\/1","messages":[{"role":"user","content":[{"type":"image_url","uuid":"a"},"#,
-                r#"{"uuid":"b","type":"image_url"}]}],"stream":false,"mm_processor_kwargs":{"x":1.0},"priority":-1}"#
+                r#"{"uuid":"b","type":"image_url"}]}],"stream":false,"mm_processor_kwargs":{"x":1.0},"priority":-1,"ec_transfer_params":7}"#
             )
         );
     }

@@ -15,6 +15,8 @@ pub(in crate::pipeline) struct Encoded {
     pub(in crate::pipeline) object: Object,
     /// Where the encodings are, for whoever computes the prompt; `None` if the engines know.
     pub(in crate::pipeline) params: Option<String>,
+    /// Whether they are where they are needed already.
+    pub(in crate::pipeline) pushed: bool,
 }
 
 impl Encoded {
@@ -38,7 +40,7 @@ impl Encoded {
         let text = replaced(body.bytes(), &places);
         let object = Object::scan(text)
             .map_err(|error| Error::Malformed { phase: Phase::Encode, source: Box::new(error) })?;
-        Ok(Self { object, params: ec::transfer_params(encodings.iter().flatten()) })
+        Ok(Self { object, params: ec::transfer_params(encodings.iter().flatten()), pushed: false })
     }
 }
 

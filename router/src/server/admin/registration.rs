@@ -7,11 +7,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::ClientError;
-use crate::fleet::{InstanceSpec, Snapshot, parse_address, role_name};
-
-/// Label with the control addresses of a consumer that encoders push to, one for each rank, with commas
-/// between them.
-const EC_ZMQ_ADDRS: &str = "ec_zmq_addrs";
+use crate::fleet::{EC_ZMQ_ADDRS, InstanceSpec, Snapshot, parse_address, role_name};
 
 /// `{"role": "encode", "url": "http://host:port"}`.
 #[derive(Debug, Deserialize)]
@@ -54,6 +50,11 @@ impl Registration {
         if !self.ec_zmq_addrs.is_empty() {
             if !matches!(role, Role::Prefill | Role::Both) {
                 return Err(ClientError::Invalid("ec_zmq_addrs are those of who computes prompts".into()));
+            }
+            if self.ec_zmq_addrs.len() != self.dp_size as usize {
+                return Err(ClientError::Invalid(
+                    "ec_zmq_addrs needs one address for each of dp_size ranks".into(),
+                ));
             }
             spec.labels.push((EC_ZMQ_ADDRS.into(), self.ec_zmq_addrs.join(",")));
         }
@@ -132,6 +133,10 @@ mod tests {
             (r#"{"role":"render","url":"a:1"}"#, "unknown variant `render`"),
             (r#"{"role":"encode","url":"a"}"#, "no port"),
             (r#"{"role":"encode","url":"a:1","dp_size":0}"#, "above 0"),
+            (
+                r#"{"role":"prefill","url":"a:1","dp_size":2,"ec_zmq_addrs":["tcp://a:2"]}"#,
+                "one address for each",
+            ),
             (r#"{"role":"decode","url":"a:1","ec_zmq_addrs":["tcp://a:2"]}"#, "who computes prompts"),
         ] {
             let error = spec(text).unwrap_err();
