@@ -1,8 +1,8 @@
 //! The way of a request. [`handle`] is the whole story; each step is a file.
 //!
-//! parse, then for each attempt: encode legs if there are media and encoders, schedule(prefill), rewrite, prefill leg, schedule(decode), merge,
-//! decode leg; then the answer is streamed, and what became of the request is accounted for when the
-//! answer's body ends or is dropped.
+//! parse, then for each attempt: encode legs if there are media and encoders, schedule(prefill), rewrite,
+//! prefill leg, schedule(decode), merge, decode leg; then the answer is streamed, and what became of the
+//! request is accounted for when the answer's body ends or is dropped.
 
 mod account;
 mod answer;

@@ -11,7 +11,8 @@ use super::journal::Request;
 use super::rejection::json_response;
 use super::route::Service;
 
-/// Answers `GET /sim/requests`, `GET /sim/state`, `POST /sim/fault`, `POST /sim/reset`, and consumers that come for an encoding.
+/// Answers `GET /sim/requests`, `GET /sim/state`, `POST /sim/fault`, `POST /sim/reset`, and engines that exchange
+/// encodings.
 pub(crate) fn answer(service: &Service, method: &Method, path: &str, body: &Bytes) -> Response<SimBody> {
     match (method.as_str(), path) {
         ("GET", "/sim/requests") => {
