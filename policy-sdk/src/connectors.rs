@@ -6,6 +6,7 @@ mod agreed;
 mod params;
 mod single_token;
 
+pub mod ec;
 pub mod labels;
 pub mod mooncake;
 pub mod moriio;
@@ -18,6 +19,10 @@ pub mod prefill_answer;
 /// The field that tells prefill to keep its KV cache, and carries the
 /// coordinates back and on to decode.
 pub const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
+
+/// The field in which an encoder says where its encodings are, and that carries
+/// this on to whoever computes the prompt.
+pub const EC_TRANSFER_PARAMS: &str = "ec_transfer_params";
 
 /// The header that pins a leg to a data-parallel rank.
 pub(crate) const DATA_PARALLEL_RANK: &str = "x-data-parallel-rank";

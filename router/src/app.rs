@@ -101,6 +101,15 @@ impl App {
         if !snapshot.can_serve(Phase::Decode) {
             return Err("no decode instance is healthy and not being drained");
         }
+        // Right after the start, decode alone could serve, and encode too; but it would be given the work of
+        // a whole fleet because the first probe of the others is a moment late.
+        let starting = |phase| {
+            let mut serving = snapshot.serving(phase);
+            !snapshot.can_serve(phase) && serving.any(|i| i.health().state() == HealthState::Starting)
+        };
+        if starting(Phase::Encode) {
+            return Err("waiting for the first encode instance");
+        }
         let mut prefill = snapshot.serving(Phase::Prefill).peekable();
         if prefill.peek().is_none() || snapshot.can_serve(Phase::Prefill) {
             return Ok(());
@@ -108,10 +117,7 @@ impl App {
         if self.config.without_prefill == WithoutPrefill::Reject {
             return Err("no prefill instance is healthy and not being drained");
         }
-        // Right after the start, decode alone could serve; but it would be given the prompts of a whole
-        // fleet because prefill's first probe is a moment late.
-        let starting = prefill.any(|i| i.health().state() == HealthState::Starting);
-        if starting { Err("waiting for the first prefill instance") } else { Ok(()) }
+        if starting(Phase::Prefill) { Err("waiting for the first prefill instance") } else { Ok(()) }
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Knows nothing of instances, policies or HTTP routes.
 
+pub mod media;
 pub mod prompt;
 pub mod read;
 pub mod rename;

@@ -27,6 +27,17 @@ pub enum WithoutPrefill {
     Reject,
 }
 
+/// What happens to a request with media when no encode instance can take it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum WithoutEncode {
+    /// The media go on as they are, and whoever computes the prompt encodes them; counted and logged.
+    #[default]
+    Raw,
+    /// The request is answered with an error, also where no encode instance is known at all.
+    Reject,
+}
+
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -145,6 +156,10 @@ pub struct Config {
     pub retries: u32,
     /// Without prefill.
     pub without_prefill: WithoutPrefill,
+    /// Without encode.
+    pub without_encode: WithoutEncode,
+    /// Images that one leg to an encode instance may carry; 0 for any number.
+    pub encode_max_batch: usize,
     /// Whether KV caches that nobody fetches are given back.
     pub release_unused_kv: bool,
     /// KV handles.

@@ -163,6 +163,18 @@ impl Discovery {
         Ok(())
     }
 
+    /// Describes an instance in the name of the admin API: in place of what that has said of it before, if it
+    /// has. Whether it is new. Must be called within the runtime.
+    pub fn register(&self, spec: InstanceSpec) -> bool {
+        let mut voices = self.voices.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = role_in_force(&voices, &spec.address).is_none();
+        let entries = &mut voices[ADMIN].entries;
+        entries.retain(|entry| entry.said.address != spec.address);
+        entries.push(Entry::new(spec));
+        self.take_effect(&voices);
+        is_new
+    }
+
     /// Removes an instance in the name of the admin API, or one of its two roles if `role` names one. Must be
     /// called within the runtime.
     ///

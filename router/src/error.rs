@@ -50,6 +50,15 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// An engine has answered 200, with something that can't be used.
+    #[error("answer of the {} instance makes no sense", phase_name(*.phase))]
+    Malformed {
+        /// The leg.
+        phase: Phase,
+        /// What is wrong with it.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An engine began to answer and then fell silent.
     #[error("answer of the {} instance did not end within {after:?}", phase_name(*.phase))]
     Stalled {
@@ -122,9 +131,12 @@ pub enum ClientError {
     /// The admin key is missing or wrong.
     #[error("{0}")]
     Forbidden(&'static str),
-    /// A request to the admin API that makes no sense.
+    /// What is asked for makes no sense.
     #[error("{0}")]
     Invalid(String),
+    /// A request to the admin API that does not fit what there is.
+    #[error("{0}")]
+    Conflict(String),
     /// A request to the admin API about something that is not there.
     #[error("{0}")]
     Unknown(String),

@@ -29,7 +29,7 @@ pub use health::{HealthSettings, HealthState};
 pub use instance::Instance;
 pub use load::InFlight;
 pub use prefix_index::PrefixIndex;
-pub use spec::{InstanceSpec, RENDER, parse_address};
+pub use spec::{EC_ZMQ_ADDRS, InstanceSpec, RENDER, parse_address};
 
 use crate::upstream::PoolSettings;
 

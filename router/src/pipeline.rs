@@ -1,15 +1,16 @@
 //! The way of a request. [`handle`] is the whole story; each step is a file.
 //!
-//! parse, and render where token ids take the place of the client's words; then for each attempt:
-//! schedule(prefill), rewrite, prefill leg, schedule(decode), merge, decode leg; then the answer is streamed,
-//! derendered if it is in token ids, and what became of the request is accounted for when the answer's body
-//! ends or is dropped.
+//! parse, and render where token ids take the place of the client's words; then for each attempt: encode legs
+//! if there are media and encoders, schedule(prefill), rewrite, prefill leg, schedule(decode), merge, decode
+//! leg; then the answer is streamed, derendered if it is in token ids, and what became of the request is
+//! accounted for when the answer's body ends or is dropped.
 
 mod account;
 mod answer;
 mod attempt;
 mod decode;
 mod derender;
+mod encode;
 mod headers;
 mod hint;
 mod homes;
@@ -33,6 +34,7 @@ pub use homes::Homes;
 use self::answer::Answer;
 use self::attempt::{Attempt, Retries};
 use self::decode::Decoded;
+use self::encode::Encoding;
 use self::parse::Parsed;
 use self::prefill::Prefilled;
 use self::render::Rendered;
@@ -64,6 +66,9 @@ async fn legs(app: &App, parsed: &Parsed, account: &mut Account) -> Result<Answe
     let mut retries = Retries::new(app.config.retries);
     loop {
         let mut attempt = Attempt::new(app, parsed, account);
+        if let Encoding::Refused(answer) = encode::run(&mut attempt, &mut retries).await? {
+            return Ok(answer);
+        }
         let prefilled = if parsed.two_legs {
             prefill::run(&mut attempt, &mut retries).await?
         } else {

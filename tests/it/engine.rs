@@ -4,6 +4,7 @@ mod abort;
 mod answers;
 mod bidirectional;
 mod content;
+mod encode;
 mod faults;
 mod handoff;
 mod load_failure;

@@ -9,6 +9,7 @@ mod connections;
 mod connectors;
 mod discovery;
 mod drain;
+mod encode;
 mod engine;
 mod failures;
 mod features;

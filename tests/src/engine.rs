@@ -16,6 +16,7 @@ mod connector;
 mod control;
 mod counters;
 mod digest;
+mod encoder;
 mod fault;
 mod fields;
 mod generate;
@@ -24,6 +25,7 @@ mod inference;
 mod journal;
 mod lease;
 mod load;
+mod media;
 mod meeting;
 mod metrics;
 mod models;
@@ -93,6 +95,11 @@ impl Engine {
     /// An engine without a model, that turns requests into token ids and back.
     pub fn render() -> EngineBuilder {
         EngineBuilder::new(Role::Render)
+    }
+
+    /// An engine that encodes media for others.
+    pub fn encode() -> EngineBuilder {
+        EngineBuilder::new(Role::Encode)
     }
 
     fn boot(config: Config) -> io::Result<Self> {
@@ -191,6 +198,16 @@ impl Engine {
     /// Those of [`Engine::pinned`] that a decode engine keeps for the conversation's next turn.
     pub fn pinned_readbacks(&self) -> usize {
         self.sum(|core| core.leases.readbacks())
+    }
+
+    /// Where encoders can push encodings to, one address for each rank.
+    pub fn ec_zmq_addrs(&self) -> Vec<String> {
+        (0..self.dp_size()).map(|rank| format!("tcp://{}/{rank}", self.address())).collect()
+    }
+
+    /// Encodings that nobody has fetched yet, or that were pushed here and not used yet.
+    pub fn encodings(&self) -> usize {
+        self.machine.encodings.len()
     }
 
     /// Blocks that no sequence has any more and that are not free either: of loads that were given up and that no peer

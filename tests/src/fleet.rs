@@ -1,5 +1,6 @@
 //! Prefill and decode engines together, and what must be true of them when all requests are over.
 
+mod encoders;
 mod expected;
 
 use std::fmt::Write as _;
@@ -23,6 +24,8 @@ pub struct Fleet {
     pub prefill: Vec<Engine>,
     /// Decode engines, in order of start.
     pub decode: Vec<Engine>,
+    /// Encoders, in order of start; none unless they are added.
+    pub encode: Vec<Engine>,
     /// One engine alone, that no router knows: what it answers is right.
     pub baseline: Engine,
     expected: Expected,
@@ -49,6 +52,7 @@ impl Fleet {
         let mut fleet = Self {
             prefill: Vec::new(),
             decode: Vec::new(),
+            encode: Vec::new(),
             baseline: set(Engine::both()).without_connector().start().await?,
             expected: Expected::default(),
         };
@@ -64,7 +68,8 @@ impl Fleet {
     /// A router that knows all engines of both pools.
     pub fn router(&self) -> RouterBuilder {
         let router = self.prefill.iter().fold(Router::builder(), RouterBuilder::prefill);
-        self.decode.iter().fold(router, RouterBuilder::decode)
+        let router = self.decode.iter().fold(router, RouterBuilder::decode);
+        self.encode.iter().fold(router, RouterBuilder::encode)
     }
 
     /// A router that knows all engines of both pools, and of each the labels that its connector's policy reads.
@@ -77,7 +82,12 @@ impl Fleet {
     pub fn instances_toml(&self) -> String {
         let mut toml = String::new();
         for engine in self.engines() {
-            let role = if engine.role() == Role::Prefill { "prefill" } else { "decode" };
+            let role = match engine.role() {
+                Role::Prefill => "prefill",
+                Role::Encode => "encode",
+                Role::Render => "render",
+                Role::Decode | Role::Both => "decode",
+            };
             let labels = engine.labels().into_iter().map(|(name, value)| format!("{name} = {value:?}"));
             let labels = labels.collect::<Vec<_>>().join(", ");
             let (address, dp_size) = (engine.address(), engine.dp_size());
@@ -138,7 +148,7 @@ impl Fleet {
     }
 
     fn engines(&self) -> impl Iterator<Item = &Engine> + Clone {
-        self.prefill.iter().chain(&self.decode)
+        self.prefill.iter().chain(&self.decode).chain(&self.encode)
     }
 
     fn describe(&self) -> String {

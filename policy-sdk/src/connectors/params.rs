@@ -39,6 +39,11 @@ impl<'a> Params<'a> {
         serde_json::from_str(self.get(name)?).ok()
     }
 
+    /// Names and the JSON text of their values, in the order of the text.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &'a str)> {
+        self.members.0.iter().map(|(name, value)| (name.as_str(), value.get()))
+    }
+
     /// Whether the object has the name, be it with a null.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.members.0.iter().any(|(member, _)| member == name)

@@ -79,6 +79,17 @@ impl FromIterator<Bytes> for Segments {
     }
 }
 
+impl From<Vec<Bytes>> for Segments {
+    /// The pieces, in one buffer if they are short.
+    fn from(pieces: Vec<Bytes>) -> Self {
+        let segments = Self(pieces);
+        if segments.0.len() > 1 && segments.len() <= COPY_BELOW {
+            return segments.to_bytes().into();
+        }
+        segments
+    }
+}
+
 impl From<Bytes> for Segments {
     fn from(bytes: Bytes) -> Self {
         Self(vec![bytes])
@@ -206,11 +217,7 @@ impl Writer<'_> {
 
     fn finish(mut self) -> Segments {
         self.flush();
-        let segments = Segments(self.pieces);
-        if segments.0.len() > 1 && segments.len() <= COPY_BELOW {
-            return segments.to_bytes().into();
-        }
-        segments
+        self.pieces.into()
     }
 }
 

@@ -88,6 +88,7 @@ pub(super) fn instances(settings: &Settings) -> Result<Vec<InstanceSpec>, Config
     for (setting, role, addresses) in [
         ("prefill", Role::Prefill, &settings.prefill),
         ("decode", Role::Decode, &settings.decode),
+        ("encode", Role::Encode, &settings.encode),
         ("render", Role::Render, &settings.render),
     ] {
         for text in addresses {
@@ -110,9 +111,10 @@ pub fn instance(table: &InstanceTable) -> Result<InstanceSpec, ConfigError> {
         "prefill" => Role::Prefill,
         "decode" => Role::Decode,
         "both" => Role::Both,
+        "encode" => Role::Encode,
         "render" => Role::Render,
         other => {
-            let problem = format!("'{other}' is none of prefill, decode, both, render");
+            let problem = format!("'{other}' is none of prefill, decode, both, encode, render");
             return Err(wrong("instance.role", problem));
         }
     };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::{LogFormat, WithoutPrefill};
+use super::{LogFormat, WithoutEncode, WithoutPrefill};
 
 /// Settings from one source; what is absent is left to the next.
 #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
@@ -27,6 +27,9 @@ pub struct Settings {
     /// Decode instances; an address in both lists serves both
     #[arg(short, long, value_name = "HOST:PORT", num_args = 1.., env = "EDGE_ROUTER_DECODE", value_delimiter = ',')]
     pub decode: Vec<String>,
+    /// Encode instances: multimodal encoders that media are sent to before prefill
+    #[arg(long, value_name = "HOST:PORT", num_args = 1.., env = "EDGE_ROUTER_ENCODE", value_delimiter = ',')]
+    pub encode: Vec<String>,
     /// Renderers, engines without a GPU that turn requests into token ids and back (`vllm launch render`); a decode
     /// engine with --enable-scale-out can be one, too
     #[arg(long, value_name = "HOST:PORT", num_args = 1.., env = "EDGE_ROUTER_RENDER", value_delimiter = ',')]
@@ -112,6 +115,12 @@ pub struct Settings {
     /// What to do when no prefill instance can take a request [default: decode]
     #[arg(long, value_enum, env = "EDGE_ROUTER_WITHOUT_PREFILL")]
     pub without_prefill: Option<WithoutPrefill>,
+    /// What to do with media when no encode instance can take them [default: raw]
+    #[arg(long, value_enum, env = "EDGE_ROUTER_WITHOUT_ENCODE")]
+    pub without_encode: Option<WithoutEncode>,
+    /// Images of a request that are sent to an encode instance together; 0 is no limit [default: 0]
+    #[arg(long, value_name = "N", env = "EDGE_ROUTER_ENCODE_MAX_BATCH")]
+    pub encode_max_batch: Option<usize>,
     /// Time limit for connecting to an instance, in milliseconds [default: 3000]
     #[arg(long, value_name = "MS", env = "EDGE_ROUTER_CONNECT_TIMEOUT_MS")]
     pub connect_timeout_ms: Option<u64>,
@@ -119,7 +128,7 @@ pub struct Settings {
     /// vLLM [default: 4000]
     #[arg(long, value_name = "MS", env = "EDGE_ROUTER_POOL_IDLE_MS")]
     pub pool_idle_ms: Option<u64>,
-    /// Time limit for a prefill leg, in seconds [default: 600]
+    /// Time limit for a prefill leg, and for an encode leg, in seconds [default: 600]
     #[arg(long, value_name = "S", env = "EDGE_ROUTER_PREFILL_TIMEOUT_S")]
     pub prefill_timeout_s: Option<u64>,
     /// Time limit for the head of decode's answer, in seconds [default: 1800]
@@ -200,7 +209,7 @@ pub struct Settings {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InstanceTable {
-    /// `prefill`, `decode`, `both` or `render`.
+    /// `prefill`, `decode`, `both`, `encode` or `render`.
     pub role: String,
     /// `host:port`.
     pub address: String,
@@ -219,16 +228,18 @@ fn one() -> u32 {
     1
 }
 
+fn list<T>(mine: Vec<T>, other: Vec<T>) -> Vec<T> {
+    if mine.is_empty() { other } else { mine }
+}
+
+fn table<T>(mine: BTreeMap<String, T>, other: BTreeMap<String, T>) -> BTreeMap<String, T> {
+    if mine.is_empty() { other } else { mine }
+}
+
 impl Settings {
     /// These settings, and where they are silent, the other's. Lists are not mixed.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
-        fn list<T>(mine: Vec<T>, other: Vec<T>) -> Vec<T> {
-            if mine.is_empty() { other } else { mine }
-        }
-        fn table<T>(mine: BTreeMap<String, T>, other: BTreeMap<String, T>) -> BTreeMap<String, T> {
-            if mine.is_empty() { other } else { mine }
-        }
         Self {
             // A port that was typed is not overruled by addresses that were not.
             listen: if self.port.is_some() { self.listen } else { list(self.listen, other.listen) },
@@ -236,6 +247,7 @@ impl Settings {
             model: self.model.or(other.model),
             prefill: list(self.prefill, other.prefill),
             decode: list(self.decode, other.decode),
+            encode: list(self.encode, other.encode),
             render: list(self.render, other.render),
             through_render: list(self.through_render, other.through_render),
             instance: list(self.instance, other.instance),
@@ -259,6 +271,8 @@ impl Settings {
             max_in_flight: self.max_in_flight.or(other.max_in_flight),
             retries: self.retries.or(other.retries),
             without_prefill: self.without_prefill.or(other.without_prefill),
+            without_encode: self.without_encode.or(other.without_encode),
+            encode_max_batch: self.encode_max_batch.or(other.encode_max_batch),
             connect_timeout_ms: self.connect_timeout_ms.or(other.connect_timeout_ms),
             pool_idle_ms: self.pool_idle_ms.or(other.pool_idle_ms),
             prefill_timeout_s: self.prefill_timeout_s.or(other.prefill_timeout_s),

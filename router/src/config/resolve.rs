@@ -69,6 +69,8 @@ pub fn resolve(settings: &Settings) -> Result<Config, ConfigError> {
         },
         retries: settings.retries.unwrap_or(2),
         without_prefill: settings.without_prefill.unwrap_or_default(),
+        without_encode: settings.without_encode.unwrap_or_default(),
+        encode_max_batch: settings.encode_max_batch.unwrap_or(0),
         release_unused_kv: settings.release_unused_kv.unwrap_or(true),
         lease,
         readback: ReadbackSettings {

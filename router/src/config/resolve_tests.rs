@@ -3,6 +3,7 @@
 use edge_router_policy::Role;
 
 use super::*;
+use crate::config::WithoutEncode;
 
 fn from_toml(text: &str) -> Result<Config, ConfigError> {
     resolve(&toml::from_str(text).unwrap())
@@ -56,6 +57,18 @@ fn instances_in_both_forms() {
 }
 
 #[test]
+fn encoders_are_instances_of_their_own() {
+    let config = from_toml(
+        "encode = ['e:1']\ndecode = ['d:1']\nwithout_encode = 'reject'\nencode_max_batch = 4\n\
+         [[instance]]\nrole = 'encode'\naddress = 'e:2'\n",
+    )
+    .unwrap();
+    let encoders = config.instances.iter().filter(|i| i.role == Role::Encode).map(|i| i.address.as_str());
+    assert_eq!(encoders.collect::<Vec<_>>(), ["e:1", "e:2"]);
+    assert_eq!((config.without_encode, config.encode_max_batch), (WithoutEncode::Reject, 4));
+}
+
+#[test]
 fn wrong_settings_are_named_with_a_remedy() {
     for (text, said) in [
         (
@@ -80,7 +93,7 @@ fn wrong_settings_are_named_with_a_remedy() {
         ("session_key = ['x']", "session_key: 'x' is neither header:NAME nor field:NAME"),
         (
             "[[instance]]\nrole = 'x'\naddress = 'a:1'",
-            "instance.role: 'x' is none of prefill, decode, both, render",
+            "instance.role: 'x' is none of prefill, decode, both, encode, render",
         ),
         (
             "[policy_config.nope]\n",

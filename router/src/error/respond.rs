@@ -22,7 +22,9 @@ impl Error {
             Self::NoInstance { .. } | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Self::Stalled { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Leg { source, .. } if source.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
-            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } => StatusCode::BAD_GATEWAY,
+            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } | Self::Malformed { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
         }
     }
 
@@ -38,6 +40,7 @@ impl Error {
             Self::Leg { .. } => "engine_unreachable",
             Self::Refused { .. } => "engine_failed",
             Self::Cut { .. } => "engine_answer_cut",
+            Self::Malformed { .. } => "engine_answer_malformed",
             Self::ShuttingDown => "shutting_down",
         }
     }
@@ -49,9 +52,11 @@ impl Error {
             Self::Client(_) => "invalid_request_error",
             Self::Render(error) => error.kind(),
             Self::NoInstance { .. } | Self::ShuttingDown => "service_unavailable_error",
-            Self::Leg { .. } | Self::Refused { .. } | Self::Cut { .. } | Self::Stalled { .. } => {
-                "engine_error"
-            }
+            Self::Leg { .. }
+            | Self::Refused { .. }
+            | Self::Cut { .. }
+            | Self::Malformed { .. }
+            | Self::Stalled { .. } => "engine_error",
         }
     }
 
@@ -90,6 +95,7 @@ impl ClientError {
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::MediaType | Self::Encoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::NotFound(_) | Self::Unknown(_) => StatusCode::NOT_FOUND,
+            Self::Conflict(_) => StatusCode::CONFLICT,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
         }
@@ -108,6 +114,7 @@ impl ClientError {
             Self::Method { .. } => "method_not_allowed",
             Self::Forbidden(_) => "forbidden",
             Self::Invalid(_) => "invalid_request",
+            Self::Conflict(_) => "conflict",
             Self::Unknown(_) => "unknown",
         }
     }

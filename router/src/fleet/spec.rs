@@ -5,6 +5,10 @@ use edge_router_policy::Role;
 /// Label of an instance that renders beside what else it does; one that only renders needs none.
 pub const RENDER: &str = "render";
 
+/// Label with the control addresses of an instance that encoders push to, one for each rank, with commas
+/// between them.
+pub const EC_ZMQ_ADDRS: &str = "ec_zmq_addrs";
+
 /// What configuration, the admin API or discovery says of an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceSpec {

@@ -29,6 +29,8 @@ struct LegLabels {
 /// Ways in which a request was served otherwise than it should have been.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
+    /// No encode instance could take its media; whoever computes the prompt encodes them.
+    NoEncode,
     /// No prefill instance could take it; decode computed the prompt.
     NoPrefill,
     /// Prefill failed on all tries; decode computed the prompt.
@@ -42,9 +44,20 @@ pub enum Fallback {
 }
 
 impl Fallback {
+    /// Who does the work instead.
+    pub fn consequence(self) -> &'static str {
+        match self {
+            Self::NoEncode => "media are encoded where the prompt is computed",
+            Self::NoPrefill | Self::PrefillFailed | Self::NoHandle | Self::BadHandle | Self::LateHandle => {
+                "decode computes the prompt itself"
+            }
+        }
+    }
+
     /// Name in metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
+            Self::NoEncode => "no_encode_instance",
             Self::NoPrefill => "no_prefill_instance",
             Self::PrefillFailed => "prefill_failed",
             Self::NoHandle => "no_handle",
@@ -67,6 +80,7 @@ pub struct RequestMetrics {
     readbacks: Counter,
     ttft: Histogram,
     duration: Histogram,
+    encode: Histogram,
     prefill: Histogram,
     render: Histogram,
     derender: Histogram,
@@ -114,6 +128,7 @@ impl RequestMetrics {
             "From the request to the last byte of the answer",
             m.duration.clone(),
         );
+        registry.register("encode_duration_seconds", "Of all encode legs together", m.encode.clone());
         registry.register("prefill_duration_seconds", "Of the prefill leg", m.prefill.clone());
         registry.register("render_duration_seconds", "Of turning a request into token ids", m.render.clone());
         registry.register(
@@ -144,6 +159,11 @@ impl RequestMetrics {
     /// The first byte of an answer came.
     pub fn first_token(&self, after: Duration) {
         self.ttft.observe(after);
+    }
+
+    /// The media of a request are encoded.
+    pub fn encoded(&self, duration: Duration) {
+        self.encode.observe(duration);
     }
 
     /// A prefill leg ended well.

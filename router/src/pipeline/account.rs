@@ -39,12 +39,21 @@ pub struct Account {
     client_id: Option<HeaderValue>,
     attempts: u32,
     render: Option<(String, Duration)>,
+    encoded: Option<Encoded>,
     prefill: Option<Stop>,
     decode: Option<Stop>,
     status: u16,
     class: ResultClass,
     ttft: Option<Duration>,
     usage: Option<Usage>,
+}
+
+/// What the encode legs of the last try came to.
+#[derive(Debug)]
+struct Encoded {
+    items: usize,
+    legs: usize,
+    took: Duration,
 }
 
 /// Where a leg went.
@@ -83,6 +92,7 @@ impl Account {
             client_id: headers.get(X_REQUEST_ID).filter(sane).cloned(),
             attempts: 0,
             render: None,
+            encoded: None,
             prefill: None,
             decode: None,
             status: 0,
@@ -117,6 +127,12 @@ impl Account {
         self.render = Some((address.to_owned(), took));
     }
 
+    /// All media of the request are encoded.
+    pub(super) fn encoded(&mut self, items: usize, legs: usize, took: Duration) {
+        self.metrics.request.encoded(took);
+        self.encoded = Some(Encoded { items, legs, took });
+    }
+
     pub(super) fn prefill_at(&mut self, scheduled: &Scheduled) {
         self.prefill = Some(Stop::of(scheduled));
     }
@@ -148,7 +164,7 @@ impl Account {
         self.metrics.request.fell_back(fallback);
         if FALLBACK_LOG.now() {
             let error = error.map(|e| chain(e));
-            tracing::warn!(id = self.id, why = fallback.name(), error, "decode computes the prompt itself");
+            tracing::warn!(id = self.id, why = fallback.name(), error, "{}", fallback.consequence());
         }
     }
 
@@ -244,9 +260,12 @@ impl Account {
             outcome = ?self.class,
             attempts = self.attempts,
             render = self.render.as_ref().map(|(address, _)| address),
+            media = self.encoded.as_ref().map(|e| e.items),
+            encode_legs = self.encoded.as_ref().map(|e| e.legs),
             prefill = of(&self.prefill),
             decode = of(&self.decode),
             render_ms = self.render.as_ref().map(|(_, took)| millis(*took)),
+            encode_ms = self.encoded.as_ref().map(|e| millis(e.took)),
             prefill_ms = self.prefill.as_ref().map(|s| millis(s.took)),
             ttft_ms = self.ttft.map(millis),
             total_ms = millis(duration),

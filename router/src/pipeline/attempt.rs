@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use edge_router_policy::connectors::EC_TRANSFER_PARAMS;
 use edge_router_policy::{Edit, InstanceId, Pair, Phase};
 use http::HeaderValue;
 
 use super::account::Account;
+use super::encode::Encoded;
 use super::headers::{X_DATA_PARALLEL_RANK, X_REQUEST_ID};
 use super::parse::Parsed;
 use super::readback::Keeper;
@@ -25,7 +27,11 @@ pub(super) struct Attempt<'a> {
     /// With an id of its own: engines remember ids for longer than a try lasts.
     pub(super) facts: Arc<RequestFacts>,
     pub(super) pair: Pair,
-    /// Chosen before prefill, for connectors that must tell prefill who will come.
+    /// The client's request with its media encoded, if they are.
+    pub(super) encoded: Option<Encoded>,
+    /// Chosen before its media were encoded, for encoders that must be told who will come.
+    pub(super) prefill_ahead: Option<Scheduled>,
+    /// Chosen before prefill, or before the media were encoded, for connectors that must tell prefill who will come.
     pub(super) decode_ahead: Option<Scheduled>,
     /// Whether prefill was told who will come: no other decode instance can use its handle.
     pub(super) paired: bool,
@@ -46,6 +52,8 @@ impl<'a> Attempt<'a> {
             account,
             facts,
             pair: Pair::default(),
+            encoded: None,
+            prefill_ahead: None,
             decode_ahead: None,
             paired: false,
             rename: None,
@@ -57,6 +65,21 @@ impl<'a> Attempt<'a> {
     pub(super) fn go_without_prefill(&mut self) {
         self.pair.prefill = None;
         self.account.without_prefill();
+    }
+
+    /// Whether a leg says where encodings are, which can be fetched once.
+    pub(super) fn hands_encodings(&self) -> bool {
+        self.encoded.as_ref().is_some_and(|encoded| encoded.params.is_some())
+    }
+
+    /// Whether encodings are with the instance that was chosen for them.
+    pub(super) fn encodings_are_pushed(&self) -> bool {
+        self.encoded.as_ref().is_some_and(|encoded| encoded.pushed)
+    }
+
+    /// The encodings may have been fetched: who computes the prompt now is sent the media themselves.
+    pub(super) fn encodings_are_spent(&mut self) {
+        self.encoded = None;
     }
 
     /// The client's request as `leg` changes it, for the instance in `scheduled`.
@@ -76,7 +99,7 @@ impl<'a> Attempt<'a> {
             uri: self.parsed.uri.clone(),
             headers,
             body: self.body(leg),
-            repeatable: true,
+            repeatable: !self.hands_encodings(),
         }
     }
 
@@ -86,9 +109,17 @@ impl<'a> Attempt<'a> {
             return raw.clone().into();
         }
         let mut edits: Vec<Edit> = PRIVATE_FIELDS.map(|name| Edit::Remove(name.into())).into();
+        let (object, handles) = match &self.encoded {
+            Some(encoded) => (&encoded.object, encoded.params.as_deref()),
+            None => (&self.parsed.client.object, None),
+        };
+        edits.extend(
+            handles
+                .map(|params| Edit::Set { name: EC_TRANSFER_PARAMS.into(), value: params.to_owned().into() }),
+        );
         edits.extend(leg.edits.iter().cloned());
         edits.extend(self.keeper.as_ref().and_then(Keeper::edit));
-        splice(&self.parsed.client.object, &edits)
+        splice(object, &edits)
     }
 }
 

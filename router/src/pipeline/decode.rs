@@ -54,14 +54,16 @@ pub(super) async fn run(
                 let may_go_on = error.never_sent();
                 unanswered(attempt, &scheduled, retries, error, carried)?;
                 // With or without a handle: prefill was told who comes, and no other can fetch it.
-                if !may_go_on || (attempt.paired && attempt.pair.prefill.is_some()) {
+                // Nor can another fetch what encoders have pushed to this one.
+                let pushed = attempt.pair.prefill.is_none() && attempt.encodings_are_pushed();
+                if !may_go_on || pushed || (attempt.paired && attempt.pair.prefill.is_some()) {
                     return Ok(Decoded::TryAgain);
                 }
             }
             Ok(response) => {
                 scheduled.in_flight.answered();
-                let leg =
-                    Begun { scheduled, carries_params: leg.has_params(), answer: Listening::to(response) };
+                let carries_params = leg.has_params() || attempt.hands_encodings();
+                let leg = Begun { scheduled, carries_params, answer: Listening::to(response) };
                 return answered(attempt, leg, retries, carried).await;
             }
         }
@@ -72,7 +74,7 @@ pub(super) async fn run(
 pub(super) fn request(attempt: &mut Attempt<'_>, leg: &CheckedLeg, scheduled: &Scheduled) -> LegRequest {
     attempt.keeper = Keeper::of(attempt, scheduled.chosen.instance.spec());
     let mut request = attempt.leg_request(leg, scheduled);
-    request.repeatable = !leg.has_params();
+    request.repeatable &= !leg.has_params();
     attempt.rename = leg.request_id().map(|theirs| Rename::new(theirs.as_bytes(), &attempt.facts.id));
     request
 }
@@ -93,6 +95,7 @@ fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
     }
     if handle.is_some_and(|h| !h.is_in_time()) {
         attempt.account.fell_back(Fallback::LateHandle, None);
+        attempt.encodings_are_spent();
         return CheckedLeg::default();
     }
     if attempt.pair.prefill.map(|p| p.instance) == attempt.pair.decode.map(|p| p.instance) {
@@ -109,11 +112,13 @@ fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
             if empty && !by_policy {
                 let why = if params.is_some() { Fallback::BadHandle } else { Fallback::NoHandle };
                 attempt.account.fell_back(why, None);
+                attempt.encodings_are_spent();
             }
             leg
         }
         Err(mut leg) => {
             leg.drop_params();
+            attempt.encodings_are_spent();
             leg
         }
     }
@@ -187,6 +192,7 @@ fn failed(
 /// A leg whose answer has begun.
 pub(super) struct Begun {
     pub(super) scheduled: Scheduled,
+    /// Whether it depends on something that may not be there to be fetched.
     pub(super) carries_params: bool,
     pub(super) answer: Listening,
 }
@@ -297,6 +303,16 @@ fn may_start_over(
         (status, _) if is_full(status) => {
             retries.failed(instance.id());
             retries.take(attempt.app, Phase::Decode)
+        }
+        // Nobody can tell which of the legs before it is to blame: all of them run again, prefill elsewhere
+        // if there is an elsewhere.
+        (LOAD_FAILED, prefill) if attempt.hands_encodings() => {
+            let mut others = retries.tried.clone();
+            others.extend(prefill.map(|prefill| prefill.instance));
+            if attempt.app.fleet.snapshot().available(Phase::Prefill, &others).next().is_some() {
+                retries.tried = others;
+            }
+            retries.take_any(attempt.app, Phase::Decode)
         }
         (LOAD_FAILED, Some(prefill)) if carries_params => {
             retries.failed(prefill.instance);

@@ -11,9 +11,11 @@ use hyper::body::Incoming;
 use serde_json::value::RawValue;
 
 use super::derender::WayBack;
+use super::encode;
 use super::headers::for_engines;
 use super::readback::OwnTurn;
 use crate::app::App;
+use crate::body::media::MediaItem;
 use crate::body::read::{ReadError, read_capped};
 use crate::body::scan::Object;
 use crate::error::{ClientError, Error};
@@ -44,6 +46,8 @@ pub(super) struct Parsed {
     pub(super) stateful: bool,
     /// The only instance that can serve it: the one that made the response it is about.
     pub(super) pinned: Option<InstanceId>,
+    /// What encoders are to encode.
+    pub(super) media: Vec<MediaItem>,
     /// The conversation's turn that it is, where KV caches are read back.
     pub(super) turn: Option<OwnTurn>,
 }
@@ -73,6 +77,7 @@ pub(super) async fn parse(
     };
     let two_legs = endpoint.two_legs() && !runs_alone(endpoint.path(), &object);
     let pinned = home(app, endpoint, &object)?;
+    let media = encode::media(app, endpoint, &object)?;
     let client = ClientRequest::new(
         endpoint.path().to_owned(),
         head.headers,
@@ -90,6 +95,7 @@ pub(super) async fn parse(
         turn,
         renders: endpoint.renders(),
         way_back: None,
+        media,
         generates: endpoint.generates(),
         stateful: endpoint.is_stateful(),
         pinned,

@@ -1,7 +1,7 @@
 //! The prefill leg: computes the prompt's KV cache on one instance and brings back its handle.
 
 use edge_router_policy::connectors::KV_TRANSFER_PARAMS;
-use edge_router_policy::{Handoff, InstanceId, Phase};
+use edge_router_policy::{Handoff, InstanceId, Phase, Role};
 use http::StatusCode;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -40,7 +40,11 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
     // A KV cache that nobody can fetch would only be in the way.
     can_schedule(attempt, Phase::Decode, &retries.tried)?;
     loop {
-        let scheduled = match schedule(attempt, Phase::Prefill, &retries.tried) {
+        let chosen = match attempt.prefill_ahead.take() {
+            Some(chosen_before) => Ok(chosen_before),
+            None => schedule(attempt, Phase::Prefill, &retries.tried),
+        };
+        let scheduled = match chosen {
             Ok(scheduled) => scheduled,
             Err(error) => return without(attempt, Fallback::NoPrefill, error),
         };
@@ -66,15 +70,21 @@ pub(super) async fn run(attempt: &mut Attempt<'_>, retries: &mut Retries) -> Res
             Err(error) if !retries.take(attempt.app, Phase::Prefill) => {
                 return without(attempt, Fallback::PrefillFailed, error);
             }
+            // The one that failed may have fetched the encodings, and nobody can fetch them again.
+            Err(_) if attempt.hands_encodings() => return Ok(Prefilled::Decoded(Decoded::TryAgain)),
             Err(_) => {}
         }
     }
 }
 
 /// Whether there are two different instances to run the two legs on. A fleet of engines that only do
-/// both is no disaggregated one.
-fn has_pair(attempt: &Attempt<'_>) -> bool {
+/// both is no disaggregated one, nor is one that has split off nothing but its encoders.
+pub(super) fn has_pair(attempt: &Attempt<'_>) -> bool {
     let snapshot = attempt.app.fleet.snapshot();
+    let split = snapshot.instances.iter().any(|i| matches!(i.spec().role, Role::Prefill | Role::Decode));
+    if !split && snapshot.serving(Phase::Encode).next().is_some() {
+        return false;
+    }
     let mut prefill = snapshot.serving(Phase::Prefill);
     prefill.any(|p| snapshot.serving(Phase::Decode).any(|d| d.id() != p.id()))
 }
@@ -111,7 +121,7 @@ impl PrefillLeg {
         let keeps_by_name = leg.params().next_back().is_some_and(handoff::keeps_by_name);
         let mut request = attempt.leg_request(&leg, &scheduled);
         // Reading a KV cache frees it.
-        request.repeatable = !reads_back;
+        request.repeatable &= !reads_back;
         Some(Self { request, scheduled, keeps_by_name, reads_back })
     }
 
@@ -234,6 +244,9 @@ pub(super) fn without(
         return Err(error);
     }
     attempt.account.fell_back(fallback, Some(&error));
+    if fallback == Fallback::PrefillFailed {
+        attempt.encodings_are_spent();
+    }
     attempt.go_without_prefill();
     Ok(Prefilled::Skipped)
 }

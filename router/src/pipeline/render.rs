@@ -183,6 +183,8 @@ fn on_token_ids(app: &App, parsed: Parsed, object: Object, way_back: WayBack) ->
         uri: Uri::from_static(GENERATE),
         two_legs,
         turn: None,
+        // The renderer has seen to them.
+        media: Vec::new(),
         way_back: Some(Arc::new(way_back)),
         ..parsed
     }

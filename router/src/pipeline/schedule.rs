@@ -33,7 +33,8 @@ pub(super) fn schedule(
     if facts.prefix_blocks {
         client.blocks();
     }
-    let prefix = (facts.cached_tokens && attempt.parsed.generates).then(|| Prefix {
+    let computes = attempt.parsed.generates && phase != Phase::Encode;
+    let prefix = (facts.cached_tokens && computes).then(|| Prefix {
         index: app.fleet.prefixes(),
         blocks: client.blocks(),
         block_tokens: client.block_tokens,

@@ -120,6 +120,7 @@ fn kept(
         }
         Ok(Prefilled::Skipped) => {
             attempt.account.fell_back(Fallback::NoHandle, None);
+            attempt.encodings_are_spent();
             attempt.go_without_prefill();
             ControlFlow::Break(Ok(Prefilled::Skipped))
         }

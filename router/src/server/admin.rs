@@ -1,5 +1,7 @@
 //! The admin API: instances join, leave and are drained. Its `add` is the demo proxy's, body, header
-//! and all.
+//! and all; what it does to `/instances` itself is the EPD proxy's (`registration`).
+
+mod registration;
 
 use edge_router_policy::Role;
 use http::{HeaderMap, Request, StatusCode};
@@ -22,7 +24,7 @@ const MAX_BODY: usize = 64 * 1024;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Named {
-    /// `prefill`, `decode` or `both`; may be left out except when adding.
+    /// `prefill`, `decode`, `both` or `encode`; may be left out except when adding.
     #[serde(rename = "type")]
     role: Option<String>,
     /// `host:port`.
@@ -38,12 +40,18 @@ pub(super) async fn call(
     if call == AdminCall::List {
         return Ok((StatusCode::OK, json!({ "instances": status::instances(app) })));
     }
+    if call == AdminCall::Unregister {
+        return registration::unregister(app, request.uri().query()).map(|answer| (StatusCode::OK, answer));
+    }
     let body = read_capped(request.into_body(), MAX_BODY).await.map_err(|error| match error {
         ReadError::TooLarge { limit } => ClientError::Invalid(format!("body is larger than {limit} bytes")),
         ReadError::Transport(_) => ClientError::Incomplete,
     })?;
     if let AdminCall::FanOut(path) = call {
         return Ok(fanout::fan_out(app, path, body).await);
+    }
+    if call == AdminCall::Register {
+        return registration::register(app, &body).map(|answer| (StatusCode::OK, answer));
     }
     change(app, call, &body).map(|answer| (StatusCode::OK, answer))
 }
@@ -61,7 +69,11 @@ fn change(app: &App, call: AdminCall, body: &[u8]) -> Result<Value, ClientError>
         AdminCall::Add => add(app, role, &address),
         AdminCall::Remove => remove(app, role, &address),
         AdminCall::Drain => drain(app, &address, true),
-        AdminCall::Resume | AdminCall::List | AdminCall::FanOut(_) => drain(app, &address, false),
+        AdminCall::Resume
+        | AdminCall::List
+        | AdminCall::Register
+        | AdminCall::Unregister
+        | AdminCall::FanOut(_) => drain(app, &address, false),
     }
 }
 
@@ -83,16 +95,18 @@ fn role(text: &str) -> Result<Role, ClientError> {
         "prefill" => Ok(Role::Prefill),
         "decode" => Ok(Role::Decode),
         "both" => Ok(Role::Both),
+        "encode" => Ok(Role::Encode),
         "render" => Ok(Role::Render),
-        other => {
-            Err(ClientError::Invalid(format!("type '{other}' is none of prefill, decode, both, render")))
-        }
+        other => Err(ClientError::Invalid(format!(
+            "type '{other}' is none of prefill, decode, both, encode, render"
+        ))),
     }
 }
 
 fn add(app: &App, role: Option<Role>, address: &str) -> Result<Value, ClientError> {
-    let role =
-        role.ok_or_else(|| ClientError::Invalid("type is missing: prefill, decode, both or render".into()))?;
+    let role = role.ok_or_else(|| {
+        ClientError::Invalid("type is missing: prefill, decode, both, encode or render".into())
+    })?;
     let spec = InstanceSpec::new(role, address.to_owned());
     match app.discovery.add(spec) {
         Ok(()) => {

@@ -31,6 +31,10 @@ pub enum Route {
 pub enum AdminCall {
     /// `GET /instances`.
     List,
+    /// `POST /instances`, as the EPD proxy takes it.
+    Register,
+    /// `DELETE /instances?url=…`, as the EPD proxy takes it.
+    Unregister,
     /// `POST /instances/add`.
     Add,
     /// `POST /instances/remove`.
@@ -123,6 +127,7 @@ const RESPONSES: &str = "/v1/responses";
 
 const POST: &[Method] = &[Method::POST];
 const GET: &[Method] = &[Method::GET, Method::HEAD];
+const INSTANCES: &[Method] = &[Method::GET, Method::HEAD, Method::POST, Method::DELETE];
 
 /// Engine endpoints, with the methods that they take.
 const ENDPOINTS: &[(&str, &[Method], Kind)] = &[
@@ -188,7 +193,11 @@ pub fn route(method: &Method, path: &str) -> Result<Route, ClientError> {
         "/status" => allow(method, GET, Route::Status),
         "/metrics" => allow(method, GET, Route::Metrics),
         "/version" => allow(method, GET, Route::Version),
-        "/instances" => allow(method, GET, Route::Admin(AdminCall::List)),
+        "/instances" => match *method {
+            Method::POST => Ok(Route::Admin(AdminCall::Register)),
+            Method::DELETE => Ok(Route::Admin(AdminCall::Unregister)),
+            _ => allow(method, INSTANCES, Route::Admin(AdminCall::List)),
+        },
         "/instances/add" => allow(method, POST, Route::Admin(AdminCall::Add)),
         "/instances/remove" => allow(method, POST, Route::Admin(AdminCall::Remove)),
         "/instances/drain" => allow(method, POST, Route::Admin(AdminCall::Drain)),
@@ -217,6 +226,7 @@ fn allow(method: &Method, methods: &[Method], route: Route) -> Result<Route, Cli
     let allow = match methods {
         [Method::POST] => "POST",
         [Method::GET, Method::HEAD] => "GET, HEAD",
+        [_, _, _, Method::DELETE] => "GET, HEAD, POST, DELETE",
         _ => "GET, HEAD, POST",
     };
     Err(ClientError::Method { allow })
@@ -287,6 +297,7 @@ mod tests {
             (Method::GET, "/v1/completions", "POST"),
             (Method::OPTIONS, "/v1/chat/completions", "POST"),
             (Method::POST, "/v1/models", "GET, HEAD"),
+            (Method::PUT, "/instances", "GET, HEAD, POST, DELETE"),
         ] {
             assert!(matches!(route(&method, path), Err(ClientError::Method { allow }) if allow == right));
         }

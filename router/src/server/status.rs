@@ -18,6 +18,7 @@ pub(super) fn status(app: &App) -> Value {
         "decode_node_count": decode.len(),
         "prefill_nodes": prefill,
         "decode_nodes": decode,
+        "encode_nodes": nodes(Phase::Encode),
         "ready": ready.is_ok(),
         "not_ready_because": ready.err(),
         "version": env!("CARGO_PKG_VERSION"),

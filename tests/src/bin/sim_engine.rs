@@ -56,6 +56,7 @@ enum Role {
     Decode,
     Both,
     Render,
+    Encode,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -106,6 +107,7 @@ fn builder(args: &Args) -> anyhow::Result<EngineBuilder> {
         Role::Decode => Engine::decode(),
         Role::Both => Engine::both(),
         Role::Render => Engine::render(),
+        Role::Encode => Engine::encode(),
     };
     let builder = match &args.register_with {
         Some(router) => builder.register_with(router),

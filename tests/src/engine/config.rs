@@ -19,6 +19,8 @@ pub enum Role {
     Both,
     /// Turns requests into token ids and back; runs no model (`vllm launch render`).
     Render,
+    /// Encodes media for others (`ec_producer`), and generates nothing.
+    Encode,
 }
 
 /// What a decode engine does when a KV cache cannot be fetched (`kv_load_failure_policy`).

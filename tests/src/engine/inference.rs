@@ -9,10 +9,13 @@ use serde_json::Value;
 use super::answer::{stream, whole};
 use super::body::SimBody;
 use super::call::{Call, Endpoint};
+use super::config::Role;
+use super::encoder::encode;
 use super::fault::Outcome;
 use super::fields::Fields;
 use super::generate::Generation;
 use super::handoff::let_go;
+use super::media::fetch;
 use super::rank::Rank;
 use super::rejection::Rejection;
 use super::route::Service;
@@ -30,6 +33,13 @@ pub(crate) async fn infer(
         let body: Value = serde_json::from_slice(body).unwrap_or_default();
         service.violations.add(violations(&service.config, &body));
     }
+    if service.config.role == Role::Encode {
+        return encode(service, headers, body).await;
+    }
+    let body = &match fetch(service, headers, body).await {
+        Ok(body) => body,
+        Err(rejection) => return rejection.respond(),
+    };
     match answer(service, endpoint, headers, body, outcomes).await {
         Ok(response) => response,
         Err(rejection) => {

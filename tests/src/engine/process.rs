@@ -13,6 +13,7 @@ use super::config::{Config, Role};
 use super::connector::Connector;
 use super::counters::Counters;
 use super::digest::random_uuid;
+use super::encoder::Encodings;
 use super::fault::Faults;
 use super::journal::Journal;
 use super::port::HeldPort;
@@ -29,6 +30,8 @@ pub(crate) struct Machine {
     pub(crate) faults: Arc<Faults>,
     pub(crate) journal: Arc<Journal>,
     pub(crate) violations: Arc<Violations>,
+    /// Of the life that there is.
+    pub(crate) encodings: Arc<Encodings>,
     /// Of all lives so far.
     pub(crate) engine_ids: Arc<Mutex<Vec<String>>>,
     pub(crate) deaths: Arc<AtomicUsize>,
@@ -62,6 +65,7 @@ impl Machine {
             faults: Arc::default(),
             journal: Arc::default(),
             violations: Arc::default(),
+            encodings: Arc::default(),
             engine_ids: Arc::default(),
             deaths: Arc::default(),
             port,
@@ -89,6 +93,7 @@ impl Machine {
 
     /// Starts a process with a new engine id and empty caches, on the same ports.
     pub(crate) fn boot(&self) -> io::Result<Process> {
+        self.encodings.clear();
         let death = Death { dead: watch::Sender::new(false), deaths: Arc::clone(&self.deaths) };
         let mut tasks = JoinSet::new();
         let ranks: Arc<[Arc<Rank>]> =
@@ -149,6 +154,8 @@ impl Machine {
             faults: Arc::clone(&self.faults),
             journal: Arc::clone(&self.journal),
             violations: Arc::clone(&self.violations),
+            encodings: Arc::clone(&self.encodings),
+            address: self.address(),
             ranks: Arc::clone(ranks),
             dead: death.dead.subscribe(),
         }

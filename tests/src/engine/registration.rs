@@ -21,7 +21,7 @@ pub(crate) fn frame(machine: &Machine) -> Option<Vec<u8>> {
     let kind = match config.role {
         Role::Prefill => "P",
         Role::Decode => "D",
-        Role::Both | Role::Render => return None,
+        Role::Both | Role::Encode | Role::Render => return None,
     };
     let message = json!({
         "type": kind,

@@ -1,5 +1,6 @@
 //! What an engine answers at which path.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -13,6 +14,7 @@ use tokio::sync::watch;
 use super::body::{SimBody, full};
 use super::call::Endpoint;
 use super::config::Config;
+use super::encoder::Encodings;
 use super::fault::{Before, Faults, Outcome, Plan, Step, Verdict, loses, shape};
 use super::inference::infer;
 use super::journal::{End, Journal};
@@ -28,6 +30,8 @@ pub(crate) struct Service {
     pub(crate) faults: Arc<Faults>,
     pub(crate) journal: Arc<Journal>,
     pub(crate) violations: Arc<Violations>,
+    pub(crate) encodings: Arc<Encodings>,
+    pub(crate) address: SocketAddr,
     pub(crate) ranks: Arc<[Arc<Rank>]>,
     pub(crate) dead: watch::Receiver<bool>,
 }

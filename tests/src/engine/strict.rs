@@ -13,7 +13,7 @@ pub(crate) fn violations(config: &Config, body: &Value) -> Vec<String> {
     let mut found = match config.role {
         Role::Prefill => prefill(&config.connector, config.bidirectional, body, params),
         Role::Decode => decode(&config.connector, params),
-        Role::Both | Role::Render => return Vec::new(),
+        Role::Both | Role::Encode | Role::Render => return Vec::new(),
     };
     if matches!(config.connector, Connector::Content(_)) && !params.is_empty() {
         found.push("an engine whose connector takes no params was sent some".to_owned());

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::digest::mix_text;
+use super::media::Media;
 
 /// Renders a conversation; everything that a model would see ends up in the text, in order.
 pub(crate) fn render(messages: &[Value], tools: Option<&Value>) -> String {
@@ -33,9 +34,10 @@ fn push_content(content: Option<&Value>, prompt: &mut String) {
 
 /// Media become a short placeholder with a hash of their content, as an image costs tokens by size, not by bytes.
 fn push_part(part: &Value, prompt: &mut String) {
-    match part.get("text").and_then(Value::as_str) {
-        Some(text) => prompt.push_str(text),
-        None => prompt.push_str(&format!("<media {:016x}>", mix_text(0, &part.to_string()))),
+    match (part.get("text").and_then(Value::as_str), Media::of(part)) {
+        (Some(text), _) => prompt.push_str(text),
+        (None, Some(media)) => prompt.push_str(&media.placeholder()),
+        (None, None) => prompt.push_str(&format!("<part {:016x}>", mix_text(0, &part.to_string()))),
     }
 }
 

@@ -52,6 +52,11 @@ impl RouterBuilder {
         self.knows(engine).arg("--decode").arg(&engine.address())
     }
 
+    /// Adds an encode instance.
+    pub fn encode(self, engine: &Engine) -> Self {
+        self.knows(engine).arg("--encode").arg(&engine.address())
+    }
+
     /// This engine's ids must not reach a client either: for engines that the router finds by itself.
     pub fn knows(mut self, engine: &Engine) -> Self {
         self.secrets.add(engine);
