@@ -44,13 +44,15 @@ async fn instances_come_and_go_under_load() -> Result<()> {
 async fn what_runs_on_an_instance_that_leaves_ends_as_it_would_have() -> Result<()> {
     let fleet = Fleet::start_with(1, 2, |engine| engine.token_delay(Duration::from_millis(5))).await?;
     let router = fleet.router().env("ADMIN_API_KEY", KEY).start().await?;
-    let mut stream = router.stream(CHAT, &chat(0)).await?;
+    let mut long = chat(0);
+    long["max_tokens"] = json!(300);
+    let mut stream = router.stream(CHAT, &long).await?;
     assert!(stream.next_event().await?.is_some());
     let left = fleet.decode.iter().find(|decode| decode.running() > 0).expect("one is at it");
     let named = json!({ "instance": left.address() });
     operator(&router).post_json("/instances/remove", &named).await?.ok()?;
     let said = stream.transcript().await?;
-    assert_eq!((said.text(), said.done), (fleet.baseline(CHAT, &chat(0)).await?.text(), true));
+    assert_eq!((said.text(), said.done), (fleet.baseline(CHAT, &long).await?.text(), true));
     let metrics = router.metrics().await?;
     assert!(!metrics.series().any(|series| series.contains(&left.address())), "it is still exposed");
     assert_eq!(metrics.sum("edge_router_instance_in_flight", &[]), 0.0);
