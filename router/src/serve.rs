@@ -7,6 +7,7 @@ use edge_router_policy::Outcome;
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::{Duration, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -47,11 +48,11 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::spawn(announce_readiness(Arc::clone(&app)));
 
     let connections = Arc::new(GracefulShutdown::new());
-    let stop = CancellationToken::new();
+    let (stop, mut accepting) = (CancellationToken::new(), JoinSet::new());
     for listener in listeners {
         let address = listener.local_addr()?;
         tracing::info!("listening on {address}");
-        tokio::spawn(accept(listener, Arc::clone(&app), Arc::clone(&connections), stop.clone()));
+        accepting.spawn(accept(listener, Arc::clone(&app), Arc::clone(&connections), stop.clone()));
     }
     if app.config.instances.is_empty() && !app.config.discovery.is_any() {
         match app.config.admin_key {
@@ -63,7 +64,17 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         }
     }
     shutdown_signal().await?;
-    drain(&app, connections, &stop).await;
+    // Readiness goes first, then the listeners, then the connections.
+    app.start_draining();
+    tracing::info!(delay = ?app.config.drain.delay, timeout = ?app.config.drain.timeout, "shutting down");
+    sleep(app.config.drain.delay).await;
+    stop.cancel();
+    while accepting.join_next().await.is_some() {}
+    // Those who accepted held the other references.
+    if let Ok(connections) = Arc::try_unwrap(connections) {
+        drain(connections, app.config.drain.timeout).await;
+    }
+    tracing::info!("stopped");
     Ok(())
 }
 
@@ -137,28 +148,10 @@ async fn shutdown_signal() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Readiness goes first, then the listeners, then the connections as their requests end. What is left
-/// at the end of the time is cut; dropping it stops its engines.
-async fn drain(app: &App, connections: Arc<GracefulShutdown>, stop: &CancellationToken) {
-    let limits = app.config.drain;
-    app.start_draining();
-    tracing::info!(delay = ?limits.delay, timeout = ?limits.timeout, "shutting down");
-    sleep(limits.delay).await;
-    stop.cancel();
-    // The accepting tasks hold the other references; they end at once.
-    let connections = loop_until_sole(connections).await;
-    if timeout(limits.timeout, connections.shutdown()).await.is_err() {
+/// The connections go as their requests end. What is left at the end of the time is cut; dropping it stops its
+/// engines.
+async fn drain(connections: GracefulShutdown, limit: Duration) {
+    if timeout(limit, connections.shutdown()).await.is_err() {
         tracing::warn!("some requests did not end in time and were cut");
-    }
-    tracing::info!("stopped");
-}
-
-async fn loop_until_sole(mut shared: Arc<GracefulShutdown>) -> GracefulShutdown {
-    loop {
-        match Arc::try_unwrap(shared) {
-            Ok(sole) => return sole,
-            Err(still_shared) => shared = still_shared,
-        }
-        tokio::task::yield_now().await;
     }
 }
