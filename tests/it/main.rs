@@ -26,3 +26,4 @@ mod reload;
 mod render;
 mod review;
 mod slow_reader;
+mod together;

@@ -146,6 +146,11 @@ impl Engine {
         self.machine.faults.clear();
     }
 
+    /// Requests that [`Fault::hold`] holds now.
+    pub fn held(&self) -> usize {
+        self.machine.faults.held()
+    }
+
     /// What strict mode objects to; one sentence each.
     pub fn violations(&self) -> Vec<String> {
         self.machine.violations.all()

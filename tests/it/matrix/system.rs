@@ -8,7 +8,7 @@ use crate::load::{CHAT, COMPLETIONS};
 
 /// Engines with a connector, and whether both legs go out together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum System {
+pub(crate) enum System {
     NixlPull,
     NixlPush,
     NixlPushTogether,
@@ -22,7 +22,7 @@ pub(super) enum System {
 
 impl System {
     /// What the engines of one fleet run with.
-    pub(super) fn connector(self) -> Connector {
+    pub(crate) fn connector(self) -> Connector {
         match self {
             Self::NixlPull => Connector::NixlPull,
             Self::NixlPush | Self::NixlPushTogether => Connector::NixlPush,
@@ -34,7 +34,7 @@ impl System {
     }
 
     /// A router for the fleet.
-    pub(super) fn router(self, fleet: &Fleet) -> RouterBuilder {
+    pub(crate) fn router(self, fleet: &Fleet) -> RouterBuilder {
         let policy = match self {
             Self::NixlPull => return fleet.router(),
             Self::NixlPush | Self::NixlPushTogether => "nixl_push",
