@@ -266,6 +266,9 @@ impl Engine {
             }
             Connector::NixlPull | Connector::NixlPush => {
                 label("side_channel", self.side_channel().to_string());
+                if self.machine.config.bidirectional {
+                    label("bidirectional_kv_xfer", "true".to_owned());
+                }
             }
             Connector::Mooncake => match self.bootstrap_address() {
                 Some(address) => {

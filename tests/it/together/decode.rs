@@ -5,7 +5,7 @@ use edge_router_tests::engine::{Engine, Fault};
 use edge_router_tests::patience::eventually;
 use serde_json::json;
 
-use super::{Scene, ask, kinds, same};
+use super::{SYSTEMS, Scene, ask, kinds, same};
 use crate::load::COMPLETIONS;
 use crate::matrix::System;
 
@@ -15,8 +15,6 @@ enum Failure {
     Killed,
     Status(u16),
 }
-
-const FAILURES: [Failure; 3] = [Failure::Killed, Failure::Status(503), Failure::Status(500)];
 
 impl Failure {
     /// To be called before the request, which is then held.
@@ -39,30 +37,43 @@ async fn both_held(scene: &Scene) -> Result<()> {
     eventually("both are held", || scene.fleet.prefill[0].held() + scene.fleet.decode[0].held() == 2).await
 }
 
-#[tokio::test]
-async fn prefill_is_let_go_of_and_another_pair_takes_over() -> Result<()> {
+/// Whether prefill is let go of, and another pair takes over.
+async fn begins_anew(failure: Failure) -> Result<()> {
     for (system, stream) in kinds() {
-        for failure in FAILURES {
-            let scene = Scene::new(system, 2).await?;
-            let (prefill, decode) = (&scene.fleet.prefill[0], &scene.fleet.decode[0]);
-            prefill.fault(Fault::hold());
-            failure.prepare(decode);
-            let asked = scene.ask(stream);
-            both_held(&scene).await?;
-            failure.happen(decode).await;
-            eventually("prefill is let go", || prefill.requests()[0].aborted()).await?;
-            scene.right(asked, stream).await?;
-            assert_eq!(scene.count("retries", "leg=\"decode\"").await?, 1.0, "{system:?} {failure:?}");
-            assert_eq!(scene.count("fallbacks", "").await?, 0.0, "{system:?} {failure:?}");
-        }
+        let scene = Scene::new(system, 2).await?;
+        let (prefill, decode) = (&scene.fleet.prefill[0], &scene.fleet.decode[0]);
+        prefill.fault(Fault::hold());
+        failure.prepare(decode);
+        let asked = scene.ask(stream);
+        both_held(&scene).await?;
+        failure.happen(decode).await;
+        eventually("prefill is let go", || prefill.requests()[0].aborted()).await?;
+        scene.right(asked, stream).await?;
+        assert_eq!(scene.count("retries", "leg=\"decode\"").await?, 1.0, "{system:?}");
+        assert_eq!(scene.count("fallbacks", "").await?, 0.0, "{system:?}");
     }
     Ok(())
 }
 
 #[tokio::test]
+async fn when_decode_dies_another_pair_takes_over() -> Result<()> {
+    begins_anew(Failure::Killed).await
+}
+
+#[tokio::test]
+async fn when_decode_is_full_another_pair_takes_over() -> Result<()> {
+    begins_anew(Failure::Status(503)).await
+}
+
+#[tokio::test]
+async fn when_decode_could_not_load_another_pair_takes_over() -> Result<()> {
+    begins_anew(Failure::Status(500)).await
+}
+
+#[tokio::test]
 async fn without_another_the_client_is_told() -> Result<()> {
-    for (system, stream) in kinds() {
-        for (failure, told) in [(Failure::Killed, 502), (Failure::Status(503), 503)] {
+    for system in SYSTEMS {
+        for (failure, stream, told) in [(Failure::Killed, false, 502), (Failure::Status(503), true, 503)] {
             let scene = Scene::new(system, 1).await?;
             let (prefill, decode) = (&scene.fleet.prefill[0], &scene.fleet.decode[0]);
             prefill.fault(Fault::hold());
