@@ -13,6 +13,7 @@ mod engine;
 mod failures;
 mod features;
 mod front_door;
+mod guard;
 mod harness;
 mod health;
 mod in_flight;

@@ -35,14 +35,26 @@ impl System {
 
     /// A router for the fleet.
     pub(crate) fn router(self, fleet: &Fleet) -> RouterBuilder {
+        match self {
+            Self::NixlPull => fleet.router(),
+            _ => self.shaped(fleet.labelled_router()),
+        }
+    }
+
+    /// The same, with another policy before the connector's.
+    pub(crate) fn router_behind(self, fleet: &Fleet, policy: &str) -> RouterBuilder {
+        self.shaped(fleet.labelled_router().policy(policy))
+    }
+
+    fn shaped(self, router: RouterBuilder) -> RouterBuilder {
         let policy = match self {
-            Self::NixlPull => return fleet.router(),
+            Self::NixlPull => return router.patient(),
             Self::NixlPush | Self::NixlPushTogether => "nixl_push",
             Self::MoriioRead | Self::MoriioWrite | Self::MoriioWriteTogether => "moriio",
             Self::Mooncake | Self::MooncakeTogether => "mooncake",
             Self::ByContent => "plain",
         };
-        let router = fleet.labelled_router().patient().policy(&format!("{policy}.wasm"));
+        let router = router.patient().policy(&format!("{policy}.wasm"));
         let together =
             matches!(self, Self::NixlPushTogether | Self::MoriioWriteTogether | Self::MooncakeTogether);
         if together {
