@@ -124,7 +124,8 @@ async fn push_decode_is_not_sent_half_a_handle() -> Result<()> {
 async fn moriio_decode_is_not_sent_half_a_handle() -> Result<()> {
     for (system, block_ids) in [(System::MoriioRead, json!([[1]])), (System::MoriioWrite, json!(null))] {
         let whole = moriio(&block_ids);
-        let mut lethal = spoilt(&whole, &["transfer_id", "remote_engine_id", "remote_block_ids"], &["transfer_id"]);
+        let mut lethal =
+            spoilt(&whole, &["transfer_id", "remote_engine_id", "remote_block_ids"], &["transfer_id"]);
         if system == System::MoriioRead {
             lethal.extend(spoilt(&whole, &[], &["remote_block_ids"]));
         }

@@ -17,6 +17,7 @@ mod guard;
 mod harness;
 mod health;
 mod in_flight;
+mod leases;
 mod load;
 mod matrix;
 mod openai_client;

@@ -69,9 +69,12 @@ impl Scene {
     /// How many prefill legs were sent with a readback, and how many of them were carried out.
     async fn readbacks(&self) -> Result<(f64, u64)> {
         let sent = self.router.metrics().await?.sum("edge_router_readbacks_total", &[]);
-        let told = self.fleet.prefill.iter().flat_map(Engine::requests).filter(|leg| {
-            leg.json()["kv_transfer_params"]["remote_block_ids"].is_array()
-        });
+        let told = self
+            .fleet
+            .prefill
+            .iter()
+            .flat_map(Engine::requests)
+            .filter(|leg| leg.json()["kv_transfer_params"]["remote_block_ids"].is_array());
         ensure!(told.count() as f64 == sent, "the router counts other readbacks than engines have seen");
         Ok((sent, self.fleet.prefill.iter().map(|engine| engine.counters().remote_loads).sum()))
     }

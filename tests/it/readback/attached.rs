@@ -73,7 +73,8 @@ async fn one_endpoints_turn_goes_on_from_the_others() -> Result<()> {
 #[tokio::test]
 async fn an_event_that_names_all_tokens_of_a_long_prompt_is_hidden_too() -> Result<()> {
     let fleet =
-        Fleet::start_with(2, 1, |engine| engine.bidirectional().max_model_len(200_000).blocks(40_000)).await?;
+        Fleet::start_with(2, 1, |engine| engine.bidirectional().max_model_len(200_000).blocks(40_000))
+            .await?;
     let router = fleet.labelled_router();
     let mut scene = Scene::of(fleet, router).await?;
     let opening: Vec<u32> = (10_000..60_000).cycle().take(150_000).collect();

@@ -29,9 +29,7 @@ impl Chat {
 
     async fn new(fleet: &Fleet, seed: u32) -> Result<Self> {
         let asked = json!({ "role": "user", "content": "tell me of the wind and of the sea, ".repeat(6) });
-        let turn = |messages: &[&Value]| {
-            json!({ "model": "sim", "messages": messages, "max_tokens": ANSWERED, "seed": seed })
-        };
+        let turn = |messages: &[&Value]| json!({ "model": "sim", "messages": messages, "max_tokens": ANSWERED, "seed": seed });
         let first = turn(&[&asked]);
         let said = fleet.baseline(CHAT, &first).await?.text().to_owned();
         let said = json!({ "role": "assistant", "content": said });

@@ -89,7 +89,11 @@ async fn between_engines_of_which_one_does_not_say_that_it_can() -> Result<()> {
         let toml = fleet.instances_toml();
         let tables = toml.split_inclusive("[[instance]]\n").map(|table| {
             let label = "bidirectional_kv_xfer = \"true\"";
-            if table.contains(&format!("role = \"{mute}\"")) { table.replace(label, "zone = \"a\"") } else { table.to_owned() }
+            if table.contains(&format!("role = \"{mute}\"")) {
+                table.replace(label, "zone = \"a\"")
+            } else {
+                table.to_owned()
+            }
         });
         let router = fleet.labelled_router().config_toml(&tables.collect::<String>());
         let mut scene = Scene::of(fleet, router).await?;

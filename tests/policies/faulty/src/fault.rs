@@ -81,9 +81,9 @@ impl Fault {
             Self::OversizedEdits => Some(Leg::new().set("padding", format!("\"{}\"", "x".repeat(OVERSIZED)))),
             Self::BadEditJson => Some(Leg::new().set("max_tokens", "1, \"n\": 9")),
             Self::ForbiddenHeader => Some(Leg::new().header("content-length", "0")),
-            Self::Params => {
-                request.field("x_params").map(|params| Leg::new().set(KV_TRANSFER_PARAMS, params.into_owned()))
-            }
+            Self::Params => request
+                .field("x_params")
+                .map(|params| Leg::new().set(KV_TRANSFER_PARAMS, params.into_owned())),
             _ => None,
         })
     }
