@@ -75,6 +75,13 @@ impl Scene {
         Ok(self.router.metrics().await?.sum(&format!("edge_router_{counter}_total"), labels))
     }
 
+    /// The decode legs, once the engine of the first one has noticed its end.
+    async fn let_go(&self) -> Result<Vec<Request>> {
+        let ended = || self.decode_legs().first().is_some_and(|leg| leg.end.is_some());
+        eventually("decode is let go", ended).await?;
+        Ok(self.decode_legs())
+    }
+
     /// The decode legs of all engines, oldest first.
     fn decode_legs(&self) -> Vec<Request> {
         let mut legs: Vec<_> = self.fleet.decode.iter().flat_map(|engine| engine.requests()).collect();

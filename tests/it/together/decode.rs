@@ -102,7 +102,7 @@ async fn what_decode_could_not_load_it_computes() -> Result<()> {
         both_held(&scene).await?;
         decode.clear_faults();
         scene.right(asked, stream).await?;
-        assert!(prefill.requests()[0].aborted(), "{system:?}");
+        eventually("prefill is let go", || prefill.requests()[0].aborted()).await?;
         assert_eq!((prefill.requests().len(), decode.counters().local_prefills), (1, 1), "{system:?}");
     }
     Ok(())
@@ -122,11 +122,15 @@ async fn decode_that_has_all_of_the_prompt_needs_no_prefill() -> Result<()> {
         }
         let story = (COMPLETIONS, body);
         same(&scene.fleet, ask(scene.router.client(), story.clone()), &story).await?;
-        let prefill = &scene.fleet.prefill[0];
+        let (prefill, decode) = (&scene.fleet.prefill[0], &scene.fleet.decode[0]);
         prefill.fault(Fault::hold());
-        same(&scene.fleet, ask(scene.router.client(), story.clone()), &story).await?;
+        decode.fault(Fault::hold());
+        let asked = ask(scene.router.client(), story.clone());
+        both_held(&scene).await?;
+        decode.clear_faults();
+        same(&scene.fleet, asked, &story).await?;
         eventually("prefill is let go", || prefill.requests()[1].aborted()).await?;
-        assert_eq!(scene.fleet.decode[0].requests().len(), 2);
+        assert_eq!(decode.requests().len(), 2);
         assert_eq!(scene.count("fallbacks", "").await? + scene.count("retries", "").await?, 0.0);
     }
     Ok(())

@@ -17,7 +17,7 @@ async fn another_pair_takes_over_with_ids_of_its_own() -> Result<()> {
         scene.both_wait().await?;
         first.kill().await;
         scene.right(asked, stream).await?;
-        let legs = scene.decode_legs();
+        let legs = scene.let_go().await?;
         assert_eq!((second.requests().len(), legs.len()), (1, 2), "{system:?}");
         assert_eq!(ids(&first.requests()[0]), ids(&legs[0]), "{system:?}");
         assert_eq!(ids(&second.requests()[0]), ids(&legs[1]), "{system:?}");
@@ -42,7 +42,7 @@ async fn without_another_decode_computes_the_prompt() -> Result<()> {
         scene.both_wait().await?;
         scene.fleet.prefill[0].kill().await;
         scene.right(asked, stream).await?;
-        let [waited, alone] = &scene.decode_legs()[..] else { panic!("{:?}", scene.decode_legs()) };
+        let [waited, alone] = &scene.let_go().await?[..] else { panic!("{:?}", scene.decode_legs()) };
         assert!(waited.aborted() || system == System::MooncakeTogether, "{system:?}: {waited:?}");
         assert!(has_params(waited) && !has_params(alone), "{system:?}");
         assert_eq!(scene.count("fallbacks", "").await?, 1.0, "{system:?}");
@@ -62,7 +62,7 @@ async fn decode_does_not_wait_for_what_prefill_has_not_kept() -> Result<()> {
         scene.both_wait().await?;
         prefill.clear_faults();
         scene.right(asked, stream).await?;
-        let [waited, alone] = &scene.decode_legs()[..] else { panic!("{:?}", scene.decode_legs()) };
+        let [waited, alone] = &scene.let_go().await?[..] else { panic!("{:?}", scene.decode_legs()) };
         assert!(waited.aborted(), "{system:?}: {waited:?}");
         assert!(has_params(waited) && !has_params(alone), "{system:?}");
         assert_eq!(scene.count("fallbacks", "kind=\"no_handle\"").await?, 1.0, "{system:?}");
