@@ -1,6 +1,10 @@
 //! KV connectors as policies, in front of simulated engines: those speak NIXL's pull, and one without a connector
 //! stands for engines that find the KV cache by the prompt.
 
+mod bootstrap;
+mod ranks;
+mod registration;
+
 use anyhow::Result;
 use edge_router_tests::engine::{Engine, EngineBuilder, Request};
 use edge_router_tests::fleet::Fleet;

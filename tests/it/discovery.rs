@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::time::{Duration, Instant, sleep};
 
 /// Waits until `/status` lists these addresses as healthy, in any order, and no others; then returns them.
-async fn consists_of<const N: usize>(router: &Router, addresses: [&str; N]) -> Result<Vec<Value>> {
+pub(crate) async fn consists_of<const N: usize>(router: &Router, addresses: [&str; N]) -> Result<Vec<Value>> {
     let mut expected = addresses.to_vec();
     expected.sort_unstable();
     let deadline = Instant::now() + PATIENCE;
@@ -35,7 +35,7 @@ async fn consists_of<const N: usize>(router: &Router, addresses: [&str; N]) -> R
 }
 
 /// Looks again and again until `holds`.
-async fn until(what: &str, holds: impl AsyncFn() -> Result<bool>) -> Result<()> {
+pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !holds().await? {
         anyhow::ensure!(Instant::now() < deadline, "never: {what}");

@@ -21,7 +21,7 @@ mod system;
 use anyhow::Result;
 
 use cell::Cell;
-use system::System;
+pub(crate) use system::System;
 
 /// Whether everything costs what the table says.
 async fn holds(system: System, table: &str) -> Result<()> {

@@ -153,6 +153,11 @@ impl Engine {
         self.machine.faults.clear();
     }
 
+    /// Requests that [`Fault::hold`] holds now.
+    pub fn held(&self) -> usize {
+        self.machine.faults.held()
+    }
+
     /// What strict mode objects to; one sentence each.
     pub fn violations(&self) -> Vec<String> {
         self.machine.violations.all()
@@ -278,6 +283,9 @@ impl Engine {
             }
             Connector::NixlPull | Connector::NixlPush => {
                 label("side_channel", self.side_channel().to_string());
+                if self.machine.config.bidirectional {
+                    label("bidirectional_kv_xfer", "true".to_owned());
+                }
             }
             Connector::Mooncake => match self.bootstrap_address() {
                 Some(address) => {

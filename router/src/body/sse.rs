@@ -16,6 +16,10 @@ use edge_router_policy::Edit;
 /// An event longer than this is passed on in pieces and unobserved.
 const MAX_EVENT: usize = 256 * 1024;
 
+/// The same where the tokens are listened to: an engine names all of the prompt's in one event, with up to
+/// eight bytes for each of perhaps a million.
+const MAX_HEARD_EVENT: usize = 8 * 1024 * 1024;
+
 /// How a usage object begins in what the engines write.
 const USAGE: &[u8] = b"\"usage\":{";
 
@@ -75,7 +79,7 @@ impl EventFilter {
                 let whole = self.partial.split_to(end).freeze();
                 self.pass(whole)
             }
-            None if self.partial.len() > MAX_EVENT => {
+            None if self.partial.len() > self.max_event() => {
                 self.oversized = true;
                 self.spoken.iter_mut().for_each(Spoken::missed);
                 let beginning = self.partial.split().freeze();
@@ -84,6 +88,10 @@ impl EventFilter {
             }
             None => Bytes::new(),
         }
+    }
+
+    fn max_event(&self) -> usize {
+        if self.spoken.is_some() { MAX_HEARD_EVENT } else { MAX_EVENT }
     }
 
     /// Whole events on their way out.
@@ -242,5 +250,14 @@ mod tests {
         assert!(3_000_000 - sent <= MAX_EVENT);
         let end = filter.push(Bytes::from_static(b"\n\ndata: 1\n\n"));
         assert!(end.ends_with(b"data: 1\n\n"));
+    }
+    #[test]
+    fn all_tokens_of_a_long_prompt_are_heard() {
+        let mut filter = EventFilter::new(None, true);
+        let ids = vec!["123456"; 500_000].join(",");
+        let event = Bytes::from(format!("data: {{\"prompt_token_ids\":[{ids}],\"choices\":[]}}\n\n"));
+        let (begin, end) = (event.slice(..3_000_000), event.slice(3_000_000..));
+        assert_eq!((filter.push(begin), filter.push(end)), (Bytes::new(), event));
+        assert_eq!(filter.spoken().and_then(Spoken::prompt).map(<[u32]>::len), Some(500_000));
     }
 }

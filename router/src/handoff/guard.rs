@@ -2,14 +2,18 @@
 //!
 //! A NIXL decode engine dies of a `do_remote_prefill` without block ids (an assertion in its
 //! scheduler), and parks a request for good when another key is missing (engine contract §13.4).
-//! Connectors that are not NIXL name other keys; what they must bring is told by what is there.
+//! Connectors that are not NIXL name other keys; what they must bring is told by what is there, and by the
+//! label with which MoRIIO's engines announce themselves: they die of what lacks a key or a peer (§3.3, §3.4).
 
 use edge_router_policy::connectors::nixl;
+use http::HeaderValue;
+use memchr::memmem;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
 use crate::body::scan::is_truthy;
+use crate::fleet::InstanceSpec;
 
 /// Why params must not reach an engine.
 #[derive(Debug, Error)]
@@ -29,6 +33,28 @@ pub enum Unsafe {
     /// Something that decode can't do without is missing.
     #[error("incomplete: {0}")]
     Incomplete(String),
+}
+
+/// Where a leg goes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Destination<'a> {
+    /// The label of MoRIIO's engines: READ or WRITE.
+    transfer_mode: Option<&'a str>,
+    /// Whether the leg's request id names both engines.
+    names_peers: bool,
+}
+
+impl<'a> Destination<'a> {
+    /// An instance, to which the leg goes with this request id if it is not the router's own.
+    pub fn new(instance: &'a InstanceSpec, request_id: Option<&HeaderValue>) -> Self {
+        let named = |id: &HeaderValue| memmem::find(id.as_bytes(), b"___decode_addr_").is_some();
+        Self { transfer_mode: instance.label("transfer_mode"), names_peers: request_id.is_some_and(named) }
+    }
+
+    /// Whether decode reads prefill's blocks itself.
+    fn reads(&self) -> bool {
+        self.transfer_mode == Some("READ")
+    }
 }
 
 /// What tells the connectors apart, and what each of them can't do without. A key that is there with a
@@ -57,6 +83,10 @@ struct Keys<'a> {
     #[serde(borrow, deserialize_with = "present")]
     remote_port: Option<&'a RawValue>,
     #[serde(borrow, deserialize_with = "present")]
+    remote_handshake_port: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
+    remote_notify_port: Option<&'a RawValue>,
+    #[serde(borrow, deserialize_with = "present")]
     tp_size: Option<&'a RawValue>,
 }
 
@@ -64,12 +94,11 @@ fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>,
     <&RawValue>::deserialize(value).map(Some)
 }
 
-/// Checks `params`, the JSON text of a decode leg's `kv_transfer_params`. `reads` says that the decode
-/// instance is known to read prefill's blocks itself (MoRIIO's READ).
+/// Checks `params`, the JSON text of the `kv_transfer_params` of a decode leg that goes `to` an instance.
 ///
 /// # Errors
 /// [`Unsafe`] if a decode engine could die of them or hang, or take nothing and not notice.
-pub fn check_decode(params: &str, reads: bool) -> Result<(), Unsafe> {
+pub fn check_decode(params: &str, to: &Destination<'_>) -> Result<(), Unsafe> {
     if params == "null" {
         return Ok(());
     }
@@ -83,8 +112,8 @@ pub fn check_decode(params: &str, reads: bool) -> Result<(), Unsafe> {
     if keys.remote_bootstrap_addr.is_some() {
         return mooncake(&keys);
     }
-    if keys.transfer_id.is_some() {
-        return moriio(&keys, reads);
+    if keys.transfer_id.is_some() || to.transfer_mode.is_some() {
+        return moriio(&keys, to, to.reads());
     }
     if keys.transfer_mode.is_some_and(|mode| mode.get() == "\"push\"") {
         return nixl_push(&keys);
@@ -92,12 +121,12 @@ pub fn check_decode(params: &str, reads: bool) -> Result<(), Unsafe> {
     nixl::usable(params).map_err(|e| Unsafe::Incomplete(e.to_string()))
 }
 
-/// Checks `params`, the JSON text of a prefill leg's `kv_transfer_params`. `reads_back` says that they are
-/// those of a decode instance that keeps a KV cache for this one.
+/// Checks `params`, the JSON text of the `kv_transfer_params` of a prefill leg that goes `to` an instance.
+/// `reads_back` says that they are those of a decode instance that keeps a KV cache for this one.
 ///
 /// # Errors
 /// [`Unsafe`] if a prefill engine could die of them, or wait for good (engine contract §4.4, §5).
-pub fn check_prefill(params: &str, reads_back: bool) -> Result<(), Unsafe> {
+pub fn check_prefill(params: &str, to: &Destination<'_>, reads_back: bool) -> Result<(), Unsafe> {
     if params == "null" {
         return Ok(());
     }
@@ -107,6 +136,9 @@ pub fn check_prefill(params: &str, reads_back: bool) -> Result<(), Unsafe> {
     }
     if set(keys.remote_block_ids) && !reads_back {
         return Err(Unsafe::ForeignBlocks);
+    }
+    if to.transfer_mode.is_some() && set(keys.do_remote_decode) {
+        return moriio(&keys, to, false);
     }
     Ok(())
 }
@@ -138,11 +170,18 @@ fn mooncake(keys: &Keys<'_>) -> Result<(), Unsafe> {
     ])
 }
 
-/// The engine indexes two keys that may be null where prefill writes. Where decode reads, it would read
-/// nothing and not notice (engine contract §3.4, §13.4).
-fn moriio(keys: &Keys<'_>, reads: bool) -> Result<(), Unsafe> {
+/// The engine indexes two keys that may be null unless it `reads`: then it would read nothing and not notice
+/// (engine contract §3.4, §13.4). The other leg's engine is named by the params or by the request id (§3.3).
+fn moriio(keys: &Keys<'_>, to: &Destination<'_>, reads: bool) -> Result<(), Unsafe> {
     let indexed = [("remote_engine_id", keys.remote_engine_id), ("remote_block_ids", keys.remote_block_ids)];
     whole(&[("transfer_id", keys.transfer_id)])?;
+    if !to.names_peers {
+        whole(&[
+            ("remote_host", keys.remote_host),
+            ("remote_handshake_port", keys.remote_handshake_port),
+            ("remote_notify_port", keys.remote_notify_port),
+        ])?;
+    }
     match indexed.iter().find(|(_, value)| value.is_none_or(|v| reads && !set(Some(v)))) {
         Some((key, _)) => Err(missing(key)),
         None => Ok(()),
@@ -176,10 +215,13 @@ mod tests {
 
     const WHOLE: &str = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":5600,"tp_size":1}"#;
 
-    const MORIIO: &str =
-        r#"{"do_remote_prefill":true,"transfer_id":"tx","remote_engine_id":null,"remote_block_ids":null}"#;
+    const MORIIO: &str = r#"{"do_remote_prefill":true,"transfer_id":"tx","remote_engine_id":null,"remote_block_ids":null,"remote_host":"h","remote_handshake_port":"1","remote_notify_port":2}"#;
     const MOONCAKE: &str = r#"{"do_remote_prefill":true,"transfer_id":"tx","remote_engine_id":"e","remote_bootstrap_addr":"http://h:8998"}"#;
     const PUSH: &str = r#"{"do_remote_prefill":true,"transfer_mode":"push","remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":5600,"tp_size":1}"#;
+
+    const ANY: Destination<'_> = Destination { transfer_mode: None, names_peers: false };
+    const READS: Destination<'_> = Destination { transfer_mode: Some("READ"), names_peers: false };
+    const WRITTEN: Destination<'_> = Destination { transfer_mode: Some("WRITE"), names_peers: false };
 
     fn without(params: &str, key: &str) -> String {
         let mut map: Map<String, Value> = serde_json::from_str(params).unwrap();
@@ -189,9 +231,9 @@ mod tests {
 
     #[test]
     fn whole_params_pass() {
-        assert!(check_decode(WHOLE, false).is_ok());
+        assert!(check_decode(WHOLE, &ANY).is_ok());
         for harmless in ["null", "{}", r#"{"first_tok":7}"#, r#"{"do_remote_prefill":false}"#] {
-            assert!(check_decode(harmless, false).is_ok(), "{harmless}");
+            assert!(check_decode(harmless, &ANY).is_ok(), "{harmless}");
         }
     }
 
@@ -212,37 +254,46 @@ mod tests {
             ["remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"];
         lethal.extend(needed.map(|key| without(WHOLE, key)));
         for params in lethal {
-            assert!(check_decode(&params, false).is_err(), "{params}");
+            assert!(check_decode(&params, &ANY).is_err(), "{params}");
         }
     }
 
     #[test]
     fn other_connectors_bring_other_keys() {
         for whole in [MORIIO, MOONCAKE, PUSH] {
-            assert!(check_decode(whole, false).is_ok(), "{whole}");
+            assert!(check_decode(whole, &ANY).is_ok(), "{whole}");
         }
         for (whole, needed) in [
             (MORIIO, &["transfer_id", "remote_engine_id", "remote_block_ids"][..]),
+            (MORIIO, &["remote_host", "remote_handshake_port", "remote_notify_port"]),
             (MOONCAKE, &["transfer_id", "remote_engine_id"]),
             (PUSH, &["remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size"]),
         ] {
             for key in needed {
-                assert!(check_decode(&without(whole, key), false).is_err(), "{key} of {whole}");
+                assert!(check_decode(&without(whole, key), &ANY).is_err(), "{key} of {whole}");
             }
         }
-        assert!(check_decode(MORIIO, true).is_err(), "there is nothing to read");
+        assert!(check_decode(MORIIO, &READS).is_err(), "there is nothing to read");
+        assert!(check_decode(WHOLE, &WRITTEN).is_err(), "there is no transfer");
+        let by_id = Destination { names_peers: true, ..WRITTEN };
+        assert!(check_decode(&without(MORIIO, "remote_host"), &by_id).is_ok());
         for empty in [r#""transfer_id":"""#, r#""transfer_id":null"#] {
-            assert!(check_decode(&MOONCAKE.replace(r#""transfer_id":"tx""#, empty), false).is_err());
+            assert!(check_decode(&MOONCAKE.replace(r#""transfer_id":"tx""#, empty), &ANY).is_err());
         }
     }
 
     #[test]
     fn prefill_is_never_asked_to_fetch() {
-        assert!(check_prefill(r#"{"do_remote_decode":true,"do_remote_prefill":false}"#, false).is_ok());
+        let asked = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
+        assert!(check_prefill(asked, &ANY, false).is_ok());
         let turn2 = r#"{"do_remote_decode":true,"remote_block_ids":[[1]]}"#;
-        assert!(check_prefill(turn2, false).is_err() && check_prefill(turn2, true).is_ok());
+        assert!(check_prefill(turn2, &ANY, false).is_err() && check_prefill(turn2, &ANY, true).is_ok());
         for params in [r#"{"do_remote_decode":true,"do_remote_prefill":true}"#, PUSH, MOONCAKE, "[]"] {
-            assert!(check_prefill(params, true).is_err(), "{params}");
+            assert!(check_prefill(params, &ANY, true).is_err(), "{params}");
+        }
+        let told = MORIIO.replace("do_remote_prefill", "do_remote_decode");
+        for to in [READS, WRITTEN] {
+            assert!(check_prefill(asked, &to, false).is_err() && check_prefill(&told, &to, false).is_ok());
         }
     }
 

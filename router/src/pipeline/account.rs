@@ -168,11 +168,11 @@ impl Account {
         }
     }
 
-    /// A policy made KV transfer params that could harm the decode engine; they were left out.
+    /// A policy made KV transfer params that could harm the engine; they were not sent.
     pub(super) fn unsafe_handle(&self, policy: &str, danger: &Unsafe) {
         self.metrics.request.fell_back(Fallback::BadHandle);
         if FALLBACK_LOG.now() {
-            tracing::warn!(id = self.id, policy, %danger, "KV transfer params were left out of the decode leg");
+            tracing::warn!(id = self.id, policy, %danger, "KV transfer params that could harm an engine were not sent; decode computes the prompt itself");
         }
     }
 

@@ -13,7 +13,7 @@ use super::readback::Keeper;
 use super::schedule::{Scheduled, schedule};
 use crate::body::rename::Rename;
 use crate::error::Error;
-use crate::handoff::{self, Handle};
+use crate::handoff::{self, Destination, Handle, Unsafe};
 use crate::metrics::Fallback;
 use crate::policy::{CheckedLeg, Decided};
 use crate::upstream::{LegRequest, SendError};
@@ -131,23 +131,29 @@ pub(super) fn merge_ahead(attempt: &Attempt<'_>) -> Option<CheckedLeg> {
     }
     let app = attempt.app;
     let decided = app.chain.merge_kv_params(&attempt.facts, attempt.pair, None, &app.fleet.snapshot());
-    checked(attempt, decided).ok().filter(CheckedLeg::has_params)
+    // What is dangerous is told when the legs are merged after all.
+    let leg = Some(decided.value).filter(CheckedLeg::has_params);
+    leg.filter(|leg| danger(attempt, leg).is_none())
 }
 
 /// The leg, unless its params could harm the engine.
 fn checked(attempt: &Attempt<'_>, decided: Decided<CheckedLeg>) -> Result<CheckedLeg, CheckedLeg> {
     let leg = decided.value;
-    let snapshot = attempt.app.fleet.snapshot();
-    let instance = attempt.pair.decode.and_then(|p| snapshot.get(p.instance));
-    let reads = instance.is_some_and(|i| i.spec().label("transfer_mode") == Some("READ"));
-    let danger = leg.params().find_map(|p| handoff::check_decode(p, reads).err());
-    match danger {
+    match danger(attempt, &leg) {
         Some(danger) => {
             attempt.account.unsafe_handle(&decided.by, &danger);
             Err(leg)
         }
         None => Ok(leg),
     }
+}
+
+/// How the leg's params could harm the engine.
+fn danger(attempt: &Attempt<'_>, leg: &CheckedLeg) -> Option<Unsafe> {
+    let snapshot = attempt.app.fleet.snapshot();
+    let instance = attempt.pair.decode.and_then(|p| snapshot.get(p.instance));
+    let to = instance.map(|i| Destination::new(i.spec(), leg.request_id())).unwrap_or_default();
+    leg.params().find_map(|params| handoff::check_decode(params, &to).err())
 }
 
 /// No answer came. `Ok` if the request may be tried again.

@@ -16,7 +16,7 @@ use crate::app::App;
 use crate::body::scan::Object;
 use crate::config::WithoutPrefill;
 use crate::error::{Error, Unavailable};
-use crate::handoff::{self, Handle};
+use crate::handoff::{self, Destination, Handle};
 use crate::metrics::Fallback;
 use crate::upstream::LegRequest;
 
@@ -114,7 +114,8 @@ impl PrefillLeg {
         let decided = app.chain.rewrite_prefill(&attempt.facts, attempt.pair, &app.fleet.snapshot());
         let leg = decided.value;
         let reads_back = readback::is_used(attempt, &leg, offered);
-        if let Some(danger) = leg.params().find_map(|p| handoff::check_prefill(p, reads_back).err()) {
+        let to = Destination::new(scheduled.chosen.instance.spec(), leg.request_id());
+        if let Some(danger) = leg.params().find_map(|p| handoff::check_prefill(p, &to, reads_back).err()) {
             attempt.account.unsafe_handle(&decided.by, &danger);
             return None;
         }

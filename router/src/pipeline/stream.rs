@@ -185,6 +185,10 @@ impl Stream {
             self.in_flight.instance().health().request_succeeded();
         }
         let rest = self.filter.as_mut().map(EventFilter::finish);
+        let rest = match &self.keeper {
+            Some(keeper) => rest.map(|rest| keeper.shown(rest)),
+            None => rest,
+        };
         if let Some((keeper, spoken)) =
             self.keeper.take().zip(self.filter.as_ref().and_then(EventFilter::spoken))
         {

@@ -215,3 +215,19 @@ async fn answers_are_late() -> Result<()> {
     assert!(start.elapsed() >= Duration::from_millis(60));
     Ok(())
 }
+
+#[tokio::test]
+async fn what_is_held_goes_on_when_the_faults_are_cleared() -> Result<()> {
+    let (engine, client) = broken(Fault::hold()).await?;
+    engine.fault(Fault::status(503));
+    let release = async {
+        eventually("it is held", || engine.held() == 1).await?;
+        engine.clear_faults();
+        anyhow::Ok(())
+    };
+    let body = completion("hi");
+    let (answer, ()) = tokio::try_join!(client.post_json(COMPLETIONS, &body), release)?;
+    assert_eq!((answer.status, engine.held()), (503, 0));
+    assert_eq!(client.post_json(COMPLETIONS, &completion("hi")).await?.status, 200);
+    Ok(())
+}

@@ -8,7 +8,7 @@ use crate::load::{CHAT, COMPLETIONS};
 
 /// Engines with a connector, and whether both legs go out together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum System {
+pub(crate) enum System {
     NixlPull,
     NixlPush,
     NixlPushTogether,
@@ -22,7 +22,7 @@ pub(super) enum System {
 
 impl System {
     /// What the engines of one fleet run with.
-    pub(super) fn connector(self) -> Connector {
+    pub(crate) fn connector(self) -> Connector {
         match self {
             Self::NixlPull => Connector::NixlPull,
             Self::NixlPush | Self::NixlPushTogether => Connector::NixlPush,
@@ -34,15 +34,27 @@ impl System {
     }
 
     /// A router for the fleet.
-    pub(super) fn router(self, fleet: &Fleet) -> RouterBuilder {
+    pub(crate) fn router(self, fleet: &Fleet) -> RouterBuilder {
+        match self {
+            Self::NixlPull => fleet.router(),
+            _ => self.shaped(fleet.labelled_router()),
+        }
+    }
+
+    /// The same, with another policy before the connector's.
+    pub(crate) fn router_behind(self, fleet: &Fleet, policy: &str) -> RouterBuilder {
+        self.shaped(fleet.labelled_router().policy(policy))
+    }
+
+    fn shaped(self, router: RouterBuilder) -> RouterBuilder {
         let policy = match self {
-            Self::NixlPull => return fleet.router(),
+            Self::NixlPull => return router.patient(),
             Self::NixlPush | Self::NixlPushTogether => "nixl_push",
             Self::MoriioRead | Self::MoriioWrite | Self::MoriioWriteTogether => "moriio",
             Self::Mooncake | Self::MooncakeTogether => "mooncake",
             Self::ByContent => "plain",
         };
-        let router = fleet.labelled_router().patient().policy(&format!("{policy}.wasm"));
+        let router = router.patient().policy(&format!("{policy}.wasm"));
         let together =
             matches!(self, Self::NixlPushTogether | Self::MoriioWriteTogether | Self::MooncakeTogether);
         if together {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::sync::watch;
 
 pub(crate) use before::{Before, Verdict};
 pub(crate) use outcome::Outcome;
@@ -110,6 +111,8 @@ pub(crate) struct Plan {
 #[derive(Default)]
 pub(crate) struct Faults {
     set: Mutex<Vec<Fault>>,
+    /// Whoever is held listens here.
+    cleared: watch::Sender<()>,
 }
 
 impl Faults {
@@ -119,6 +122,18 @@ impl Faults {
 
     pub(crate) fn clear(&self) {
         lock(&self.set).clear();
+        self.cleared.send_replace(());
+    }
+
+    /// Resolves when all faults are cleared.
+    pub(crate) async fn cleared(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.cleared.subscribe().changed().await;
+    }
+
+    /// How many requests wait for that now.
+    pub(crate) fn held(&self) -> usize {
+        self.cleared.receiver_count()
     }
 
     /// What goes wrong with a request to `path`; uses up one time of each fault that hits it.

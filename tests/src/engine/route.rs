@@ -58,7 +58,7 @@ impl Service {
         entry.body(&body);
         let plan = self.faults.plan(step(&path, &body), &path);
         let Plan { before, wire, outcome } = plan;
-        let mut response = match verdict(&before).await {
+        let mut response = match self.verdict(&before).await {
             Verdict::Close => {
                 entry.end(End::Cut);
                 return Err(Closed);
@@ -77,6 +77,16 @@ impl Service {
         headers.insert(header::SERVER, HeaderValue::from_static("uvicorn"));
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
         Ok(entry.follow(response))
+    }
+
+    async fn verdict(&self, faults: &[Before]) -> Verdict {
+        for fault in faults {
+            match fault.apply(&self.faults).await {
+                Verdict::Proceed => {}
+                verdict => return verdict,
+            }
+        }
+        Verdict::Proceed
     }
 
     async fn answer(
@@ -158,16 +168,6 @@ fn step(path: &str, body: &Bytes) -> Option<Step> {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     let asked = body.pointer("/kv_transfer_params/do_remote_decode").and_then(Value::as_bool);
     Some(if asked == Some(true) { Step::Prefill } else { Step::Decode })
-}
-
-async fn verdict(faults: &[Before]) -> Verdict {
-    for fault in faults {
-        match fault.apply().await {
-            Verdict::Proceed => {}
-            verdict => return verdict,
-        }
-    }
-    Verdict::Proceed
 }
 
 /// Engines set no limit to a body; this one runs in tests only.

@@ -4,7 +4,8 @@ use std::hint::black_box;
 use std::thread;
 use std::time::Duration;
 
-use edge_router_policy::{Candidates, Leg, PolicyError, Target};
+use edge_router_policy::connectors::KV_TRANSFER_PARAMS;
+use edge_router_policy::{Candidates, Leg, PolicyError, Request, Target};
 
 /// Longer than any deadline of a router.
 const SLEEP: Duration = Duration::from_secs(3);
@@ -38,6 +39,8 @@ pub(crate) enum Fault {
     BadEditJson,
     /// Sets a header that is the router's.
     ForbiddenHeader,
+    /// Makes the KV transfer params that the client's field `x_params` says; abstains without one.
+    Params,
 }
 
 impl Fault {
@@ -55,7 +58,11 @@ impl Fault {
             Self::Sleep => thread::sleep(SLEEP),
             Self::PrintFlood => (0..FLOOD_LINES).for_each(|line| println!("line {line} of a flood")),
             Self::Error => return Err("a fault, as configured".into()),
-            Self::WrongId | Self::OversizedEdits | Self::BadEditJson | Self::ForbiddenHeader => {}
+            Self::WrongId
+            | Self::OversizedEdits
+            | Self::BadEditJson
+            | Self::ForbiddenHeader
+            | Self::Params => {}
         }
         Ok(())
     }
@@ -68,12 +75,15 @@ impl Fault {
     }
 
     /// The fault in a hook that shapes a leg.
-    pub(crate) fn shape(self) -> Result<Option<Leg>, PolicyError> {
+    pub(crate) fn shape(self, request: &Request<'_>) -> Result<Option<Leg>, PolicyError> {
         self.happen()?;
         Ok(match self {
             Self::OversizedEdits => Some(Leg::new().set("padding", format!("\"{}\"", "x".repeat(OVERSIZED)))),
             Self::BadEditJson => Some(Leg::new().set("max_tokens", "1, \"n\": 9")),
             Self::ForbiddenHeader => Some(Leg::new().header("content-length", "0")),
+            Self::Params => request
+                .field("x_params")
+                .map(|params| Leg::new().set(KV_TRANSFER_PARAMS, params.into_owned())),
             _ => None,
         })
     }

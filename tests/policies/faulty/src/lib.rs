@@ -78,17 +78,17 @@ impl Policy for Faulty {
         self.fault_at(Hook::Schedule).map_or(Ok(None), |fault| fault.decide(candidates))
     }
 
-    fn rewrite_prefill(&mut self, _request: &Request<'_>, _pair: Pair) -> Result<Option<Leg>, PolicyError> {
-        self.fault_at(Hook::RewritePrefill).map_or(Ok(None), Fault::shape)
+    fn rewrite_prefill(&mut self, request: &Request<'_>, _pair: Pair) -> Result<Option<Leg>, PolicyError> {
+        self.fault_at(Hook::RewritePrefill).map_or(Ok(None), |fault| fault.shape(request))
     }
 
     fn merge_kv_params(
         &mut self,
-        _request: &Request<'_>,
+        request: &Request<'_>,
         _pair: Pair,
         _kv_params: Option<&str>,
     ) -> Result<Option<Leg>, PolicyError> {
-        self.fault_at(Hook::MergeKvParams).map_or(Ok(None), Fault::shape)
+        self.fault_at(Hook::MergeKvParams).map_or(Ok(None), |fault| fault.shape(request))
     }
 
     fn observe(&mut self, _outcomes: &[Outcome]) {

@@ -49,6 +49,18 @@ fn legs_are_what_a_router_must_refuse() {
 }
 
 #[test]
+fn params_are_the_clients_to_say() {
+    let mut policy = faulty("merge_kv_params", "params", 1);
+    let mut leg = |body| {
+        let request = testing::request("/v1/completions").json(body);
+        policy.merge_kv_params(&request.as_request(), Pair::default(), None).unwrap()
+    };
+    assert_eq!(leg("{}"), None);
+    let params = Leg::new().set("kv_transfer_params", r#"{"a": 1}"#);
+    assert_eq!(leg(r#"{"x_params": {"a": 1}}"#), Some(params));
+}
+
+#[test]
 #[should_panic(expected = "a fault, as configured")]
 fn a_trap_is_a_panic() {
     let _ = schedule(&mut faulty("schedule", "trap", 1));

@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Fault, Kind};
+use super::{Fault, Faults, Kind};
 use crate::engine::body::{SimBody, full};
 use crate::engine::rejection::Rejection;
 
@@ -28,6 +28,8 @@ pub(crate) enum Before {
     },
     CloseBeforeHeaders {},
     Hang {},
+    /// Until the faults are cleared.
+    Hold {},
 }
 
 /// What becomes of the request.
@@ -38,8 +40,8 @@ pub(crate) enum Verdict {
 }
 
 impl Before {
-    /// Lets the fault happen.
-    pub(crate) async fn apply(&self) -> Verdict {
+    /// Lets the fault happen, which was set among `faults`.
+    pub(crate) async fn apply(&self, faults: &Faults) -> Verdict {
         match self {
             Self::Delay { ms } => {
                 tokio::time::sleep(Duration::from_millis(*ms)).await;
@@ -48,6 +50,10 @@ impl Before {
             Self::Status { code, body, headers } => Verdict::Answer(answer(*code, body.as_deref(), headers)),
             Self::CloseBeforeHeaders {} => Verdict::Close,
             Self::Hang {} => std::future::pending().await,
+            Self::Hold {} => {
+                faults.cleared().await;
+                Verdict::Proceed
+            }
         }
     }
 }
@@ -111,5 +117,11 @@ impl Fault {
     /// There is no answer until the client goes away.
     pub fn hang() -> Self {
         Self::new(Kind::Before(Before::Hang {}))
+    }
+
+    /// The request goes no further until [`crate::engine::Engine::clear_faults`]; faults that were set after this one
+    /// happen then.
+    pub fn hold() -> Self {
+        Self::new(Kind::Before(Before::Hold {}))
     }
 }
