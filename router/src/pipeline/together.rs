@@ -151,3 +151,49 @@ fn without_answer(
     }
     Ok(Ran::Together(Prefilled::Decoded(Decoded::TryAgain)))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    const WHILE: Duration = Duration::from_secs(7);
+
+    fn gone() -> SendError {
+        SendError::TimedOut { address: "d:1".into(), after: WHILE }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn decodes_end_ends_prefill_at_once() {
+        let (alive, ended) = oneshot::channel::<()>();
+        let prefilling = async move {
+            let _alive = alive;
+            pending().await
+        };
+        let decoding = pin!(async {
+            sleep(WHILE).await;
+            Err(gone())
+        });
+        let (began, mut answer) = (Instant::now(), None);
+        assert!(matches!(first(prefilling, decoding, &mut answer).await, First::Decode(Err(_))));
+        assert!(ended.await.is_err(), "the connection is closed with the future");
+        assert_eq!(began.elapsed(), WHILE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn prefills_end_is_not_waited_for_by_decode() {
+        let prefilling = async {
+            sleep(WHILE).await;
+            Ok(LegEnd::Overloaded)
+        };
+        let (began, mut answer) = (Instant::now(), None);
+        let heard = first(prefilling, pin!(pending()), &mut answer).await;
+        assert!(matches!(heard, First::Prefill(Ok(LegEnd::Overloaded))));
+        assert_eq!((began.elapsed(), answer.is_none()), (WHILE, true));
+    }
+}
