@@ -63,7 +63,8 @@ pub(super) async fn run(
             Ok(response) => {
                 scheduled.in_flight.answered();
                 let carries_params = leg.has_params() || attempt.hands_encodings();
-                let leg = Begun { scheduled, carries_params, answer: Listening::to(response) };
+                let answer = Listening::to(response, attempt.asks_for_token_ids());
+                let leg = Begun { scheduled, carries_params, answer };
                 return answered(attempt, leg, retries, carried).await;
             }
         }

@@ -28,7 +28,7 @@ const LABEL: &str = "bidirectional_kv_xfer";
 const TOKENIZE: Duration = Duration::from_secs(2);
 
 /// Asks an engine for the tokens of prompt and answer (engine contract §0.6).
-const RETURN_TOKEN_IDS: &str = "return_token_ids";
+pub(super) const RETURN_TOKEN_IDS: &str = "return_token_ids";
 
 /// A request of a conversation.
 #[derive(Debug, Clone)]
