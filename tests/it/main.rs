@@ -23,6 +23,7 @@ mod openai_client;
 mod opening;
 mod pipeline;
 mod policies;
+mod readback;
 mod reload;
 mod render;
 mod review;
