@@ -35,6 +35,8 @@ pub(super) struct Attempt<'a> {
     pub(super) decode_ahead: Option<Scheduled>,
     /// Whether prefill was told who will come: no other decode instance can use its handle.
     pub(super) paired: bool,
+    /// Whether prefill was asked to keep its KV cache for decode.
+    pub(super) asked_to_keep: bool,
     /// Where a policy gave the decode leg a request id that clients must not see.
     pub(super) rename: Option<Rename>,
     /// Listens to decode's answer for the conversation's next turn.
@@ -56,6 +58,7 @@ impl<'a> Attempt<'a> {
             prefill_ahead: None,
             decode_ahead: None,
             paired: false,
+            asked_to_keep: false,
             rename: None,
             keeper: None,
         }

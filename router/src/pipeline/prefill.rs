@@ -120,6 +120,7 @@ impl PrefillLeg {
             return None;
         }
         let keeps_by_name = leg.params().next_back().is_some_and(handoff::keeps_by_name);
+        attempt.asked_to_keep = leg.params().next_back().is_some_and(handoff::asks_to_keep);
         let mut request = attempt.leg_request(&leg, &scheduled);
         // Reading a KV cache frees it.
         request.repeatable &= reading.is_none();
