@@ -4,6 +4,7 @@
 //! Knows nothing of instances, policies or HTTP routes.
 
 pub mod media;
+pub mod private;
 pub mod prompt;
 pub mod read;
 pub mod rename;

@@ -6,7 +6,7 @@ mod ranks;
 mod registration;
 
 use anyhow::Result;
-use edge_router_tests::engine::{Engine, EngineBuilder, Request};
+use edge_router_tests::engine::{Engine, EngineBuilder, Fault, Request};
 use edge_router_tests::fleet::Fleet;
 use edge_router_tests::router::Router;
 use serde_json::{Value, json};
@@ -62,6 +62,19 @@ async fn prefills_token_ids_reach_decode_and_its_cached_tokens_the_client() -> R
     assert!(decoded.get("return_token_ids").is_none());
     let ids = decoded["kv_transfer_params"]["prompt_token_ids"].as_array().map(Vec::len);
     assert!(ids.is_some_and(|ids| ids > 10), "{decoded}");
+    fleet.assert_quiescent().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_policy_that_is_handed_nothing_for_decode_is_a_fallback() -> Result<()> {
+    let fleet = Fleet::start(1, 1).await?;
+    let router = fleet.router().patient().policy("nixl.wasm").start().await?;
+    fleet.prefill[0].fault(Fault::kv_params(Value::Null).on_prefill());
+    let answer = router.post_json(CHAT, &chat(1)).await?.ok()?;
+    assert_eq!(answer.transcript().text(), fleet.baseline(CHAT, &chat(1)).await?.text());
+    let metrics = router.metrics().await?;
+    assert_eq!(metrics.sum("edge_router_fallbacks_total", &["kind=\"no_handle\""]), 1.0);
     fleet.assert_quiescent().await;
     Ok(())
 }

@@ -8,6 +8,7 @@ use edge_router_tests::patience::eventually;
 use serde_json::{Value, json};
 
 use crate::load::{CHAT, COMPLETIONS};
+use crate::render::GENERATE;
 
 /// The only request that an engine has been asked to generate for.
 fn only(engine: &Engine) -> edge_router_tests::engine::Request {
@@ -157,6 +158,20 @@ async fn a_clients_transfer_params_reach_no_engine_on_any_path() -> Result<()> {
             let body = format!(r#"{{"model":"sim","{name}":{evil},{fields},"kv_transfer_params":{evil}}}"#);
             let _ = router.client().post_bytes(path, "application/json", body).await?;
         }
+    }
+    // Engines take what further arguments hold for the request's own fields.
+    let more = [
+        (GENERATE, r#""token_ids":[1],"sampling_params":{"n":2,"extra_args":{"kv_transfer_params":EVIL}}"#),
+        (
+            GENERATE,
+            r#""token_ids":[1],"sampling_params":{"extra\u005fargs":{"kv_transfer\u005fparams":EVIL}}"#,
+        ),
+        (COMPLETIONS, r#""prompt":"a","n":2,"vllm_xargs":{"kv_transfer_params":"evil"}"#),
+        (CHAT, r#""messages":[],"vllm_xargs":{"ec_transfer_params":["evil"],"a":1}"#),
+    ];
+    for (path, fields) in more {
+        let body = format!(r#"{{"model":"sim",{}}}"#, fields.replace("EVIL", evil));
+        let _ = router.client().post_bytes(path, "application/json", body).await?;
     }
     for engine in fleet.prefill.iter().chain(&fleet.decode) {
         for seen in engine.seen() {

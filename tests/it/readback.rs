@@ -4,6 +4,7 @@
 mod attached;
 mod chats;
 mod fails;
+mod lost;
 mod never;
 
 use anyhow::{Context, Result, ensure};

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::load::{CHAT, COMPLETIONS};
 
-const GENERATE: &str = "/inference/v1/generate";
+pub(crate) const GENERATE: &str = "/inference/v1/generate";
 
 /// Engines, renderers, and a router through which every request is rendered.
 struct Scene {

@@ -16,9 +16,12 @@ use edge_router_policy::Edit;
 /// An event longer than this is passed on in pieces and unobserved.
 const MAX_EVENT: usize = 256 * 1024;
 
-/// The same where the tokens are listened to: an engine names all of the prompt's in one event, with up to
-/// eight bytes for each of perhaps a million.
-const MAX_HEARD_EVENT: usize = 8 * 1024 * 1024;
+/// The same where the answer is listened to: its first event may hold the ids of a prompt's tokens, which are
+/// known and hidden only where the event is whole. Two million of them.
+const MAX_HEARD_EVENT: usize = 16 * 1024 * 1024;
+
+/// So many bytes at the end of a piece may be the beginning of an event's end.
+const HALF_AN_END: usize = b"\r\n\r\n".len() - 1;
 
 /// How a usage object begins in what the engines write.
 const USAGE: &[u8] = b"\"usage\":{";
@@ -68,30 +71,30 @@ impl EventFilter {
     }
 
     fn push_slowly(&mut self, frame: &[u8]) -> Bytes {
+        // No event ends before that: what is held is not searched again with every frame.
+        let searched = self.partial.len().saturating_sub(HALF_AN_END);
         self.partial.extend_from_slice(frame);
-        let end = last_event_end(&self.partial);
+        let end = last_event_end(&self.partial[searched..]).map(|end| searched + end);
+        let all_but_half_an_end = self.partial.len().saturating_sub(HALF_AN_END);
         if self.oversized {
             self.oversized = end.is_none();
-            return self.partial.split_to(end.unwrap_or(self.partial.len())).freeze();
+            return self.partial.split_to(end.unwrap_or(all_but_half_an_end)).freeze();
         }
+        let limit = if self.spoken.is_some() { MAX_HEARD_EVENT } else { MAX_EVENT };
         match end {
             Some(end) => {
                 let whole = self.partial.split_to(end).freeze();
                 self.pass(whole)
             }
-            None if self.partial.len() > self.max_event() => {
+            None if self.partial.len() > limit => {
                 self.oversized = true;
                 self.spoken.iter_mut().for_each(Spoken::missed);
-                let beginning = self.partial.split().freeze();
+                let beginning = self.partial.split_to(all_but_half_an_end).freeze();
                 // Ids stand at the beginning.
                 self.pass(beginning)
             }
             None => Bytes::new(),
         }
-    }
-
-    fn max_event(&self) -> usize {
-        if self.spoken.is_some() { MAX_HEARD_EVENT } else { MAX_EVENT }
     }
 
     /// Whole events on their way out.
@@ -243,6 +246,37 @@ mod tests {
     }
 
     #[test]
+    fn an_event_with_the_tokens_of_a_long_prompt_is_heard_in_one_piece() {
+        let ids = vec!["123456"; 200_000].join(",");
+        let text = format!(
+            "data: {{\"prompt_token_ids\":[{ids}],\"choices\":[{{\"index\":0,\"token_ids\":[7]}}]}}\n\n"
+        );
+        let mut filter = EventFilter::new(None, true);
+        let mut out: Vec<Bytes> = text
+            .as_bytes()
+            .chunks(16 * 1024)
+            .map(|frame| filter.push(Bytes::copy_from_slice(frame)))
+            .filter(|out| !out.is_empty())
+            .collect();
+        assert_eq!(out.len(), 1, "nobody could hide the ids in pieces");
+        assert_eq!(out.remove(0), text);
+        let spoken = filter.spoken().unwrap();
+        assert_eq!((spoken.prompt().map(<[u32]>::len), spoken.tokens()), (Some(200_000), Some(&[7][..])));
+    }
+
+    #[test]
+    fn what_follows_an_oversized_event_is_looked_at_wherever_that_is_cut() {
+        for cut in [0, 1, 2, 3] {
+            let mut filter = EventFilter::default();
+            filter.push(Bytes::from(vec![b'x'; MAX_EVENT + 1]));
+            filter.push(Bytes::copy_from_slice(&b"\r\n\r\n"[..cut]));
+            filter.push(Bytes::copy_from_slice(&b"\r\n\r\n"[cut..]));
+            let private = Bytes::from_static(b"data: {\"kv_transfer_params\":{\"a\":1}}\n\n");
+            assert_eq!(filter.push(private), "data: {}\n\n", "{cut}");
+        }
+    }
+
+    #[test]
     fn an_endless_event_is_passed_on() {
         let mut filter = EventFilter::default();
         let chunk = Bytes::from(vec![b'x'; 100_000]);
@@ -250,14 +284,5 @@ mod tests {
         assert!(3_000_000 - sent <= MAX_EVENT);
         let end = filter.push(Bytes::from_static(b"\n\ndata: 1\n\n"));
         assert!(end.ends_with(b"data: 1\n\n"));
-    }
-    #[test]
-    fn all_tokens_of_a_long_prompt_are_heard() {
-        let mut filter = EventFilter::new(None, true);
-        let ids = vec!["123456"; 500_000].join(",");
-        let event = Bytes::from(format!("data: {{\"prompt_token_ids\":[{ids}],\"choices\":[]}}\n\n"));
-        let (begin, end) = (event.slice(..3_000_000), event.slice(3_000_000..));
-        assert_eq!((filter.push(begin), filter.push(end)), (Bytes::new(), event));
-        assert_eq!(filter.spoken().and_then(Spoken::prompt).map(<[u32]>::len), Some(500_000));
     }
 }

@@ -18,8 +18,19 @@ impl Fleet {
     /// The available renderer that has the fewest requests in flight and is not among `tried`; where several
     /// have as few, they take turns.
     pub fn renderer(&self, tried: &[InstanceId]) -> Option<Arc<Instance>> {
+        self.idlest(tried, Instance::is_available)
+    }
+
+    /// The same for an answer that has begun: where nobody is available, one that is being drained. What runs
+    /// goes on.
+    pub fn renderer_of_answers(&self, tried: &[InstanceId]) -> Option<Arc<Instance>> {
+        let drains = |i: &Instance| i.is_draining() && i.health().is_healthy();
+        self.renderer(tried).or_else(|| self.idlest(tried, drains))
+    }
+
+    fn idlest(&self, tried: &[InstanceId], may: impl Fn(&Instance) -> bool) -> Option<Arc<Instance>> {
         let snapshot = self.snapshot();
-        let may = |i: &&Arc<Instance>| i.is_available() && !tried.contains(&i.id());
+        let may = |i: &&Arc<Instance>| may(i) && !tried.contains(&i.id());
         let free: Vec<_> = snapshot.renderers().filter(may).collect();
         let turn = self.render_turn.fetch_add(1, Ordering::Relaxed) as usize;
         let (later, first) = free.split_at(turn.checked_rem(free.len())?);
@@ -55,6 +66,8 @@ mod tests {
         drop(busy);
         fleet.snapshot().instances[1].set_draining(true);
         assert_eq!([chosen(&[]), chosen(&[])], [Some(2); 2]);
+        let goes_on = |tried: &[InstanceId]| fleet.renderer_of_answers(tried).map(|i| i.id());
+        assert_eq!((goes_on(&[]), goes_on(&[2]), goes_on(&[1, 2])), (Some(2), Some(1), None));
     }
 
     #[tokio::test]

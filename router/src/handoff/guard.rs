@@ -149,6 +149,11 @@ pub fn keeps_by_name(params: &str) -> bool {
     keys(params).is_ok_and(|keys| set(keys.do_remote_decode) && set(keys.transfer_id))
 }
 
+/// Whether a prefill leg with these params asks the engine to keep its KV cache for decode.
+pub fn asks_to_keep(params: &str) -> bool {
+    keys(params).is_ok_and(|keys| set(keys.do_remote_decode))
+}
+
 fn keys(params: &str) -> Result<Keys<'_>, Unsafe> {
     if !params.trim_ascii_start().starts_with('{') {
         return Err(Unsafe::NotAnObject);

@@ -10,7 +10,7 @@ use super::account::Account;
 use super::encode::Encoded;
 use super::headers::{X_DATA_PARALLEL_RANK, X_REQUEST_ID};
 use super::parse::Parsed;
-use super::readback::Keeper;
+use super::readback::{Keeper, RETURN_TOKEN_IDS};
 use super::schedule::Scheduled;
 use crate::app::App;
 use crate::body::rename::Rename;
@@ -35,6 +35,8 @@ pub(super) struct Attempt<'a> {
     pub(super) decode_ahead: Option<Scheduled>,
     /// Whether prefill was told who will come: no other decode instance can use its handle.
     pub(super) paired: bool,
+    /// Whether prefill was asked to keep its KV cache for decode.
+    pub(super) asked_to_keep: bool,
     /// Where a policy gave the decode leg a request id that clients must not see.
     pub(super) rename: Option<Rename>,
     /// Listens to decode's answer for the conversation's next turn.
@@ -56,6 +58,7 @@ impl<'a> Attempt<'a> {
             prefill_ahead: None,
             decode_ahead: None,
             paired: false,
+            asked_to_keep: false,
             rename: None,
             keeper: None,
         }
@@ -80,6 +83,11 @@ impl<'a> Attempt<'a> {
     /// The encodings may have been fetched: who computes the prompt now is sent the media themselves.
     pub(super) fn encodings_are_spent(&mut self) {
         self.encoded = None;
+    }
+
+    /// Whether decode is asked for the ids of the prompt's tokens.
+    pub(super) fn asks_for_token_ids(&self) -> bool {
+        self.keeper.is_some() || self.parsed.client.object.is_truthy(RETURN_TOKEN_IDS)
     }
 
     /// The client's request as `leg` changes it, for the instance in `scheduled`.

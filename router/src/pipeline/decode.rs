@@ -63,7 +63,8 @@ pub(super) async fn run(
             Ok(response) => {
                 scheduled.in_flight.answered();
                 let carries_params = leg.has_params() || attempt.hands_encodings();
-                let leg = Begun { scheduled, carries_params, answer: Listening::to(response) };
+                let answer = Listening::to(response, attempt.asks_for_token_ids());
+                let leg = Begun { scheduled, carries_params, answer };
                 return answered(attempt, leg, retries, carried).await;
             }
         }
@@ -104,12 +105,12 @@ fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
     }
     let params = handle.and_then(Handle::params);
     let decided = app.chain.merge_kv_params(&attempt.facts, attempt.pair, params, &app.fleet.snapshot());
-    let (by_policy, empty) = (!decided.built_in, decided.value.edits.is_empty());
+    // A policy that leaves the body plain may have its reason, where prefill was not asked to keep anything for
+    // decode: some connectors find the KV cache by the prompt.
+    let by_prompt = !decided.built_in && !attempt.asked_to_keep;
     match checked(attempt, decided) {
         Ok(leg) => {
-            // A policy that leaves the body plain may have its reason: some connectors find the KV cache by
-            // the prompt.
-            if empty && !by_policy {
+            if !leg.has_params() && !by_prompt {
                 let why = if params.is_some() { Fallback::BadHandle } else { Fallback::NoHandle };
                 attempt.account.fell_back(why, None);
                 attempt.encodings_are_spent();

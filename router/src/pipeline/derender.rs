@@ -165,7 +165,7 @@ pub(super) async fn run(app: &App, parsed: &Parsed, answer: Answer) -> Result<An
     let Some(way_back) = parsed.way_back.as_ref().filter(|_| answer.head.status.is_success()) else {
         return Ok(answer);
     };
-    let renderers = Renderers::of(app);
+    let renderers = Renderers::of_answers(app);
     let Answer { head, body } = answer;
     let body = match body {
         Source::Whole(bytes, usage) => {

@@ -22,6 +22,9 @@ use crate::upstream::ResponseBody;
 /// No more than this is held back.
 const MAX_HELD: usize = 64 * 1024;
 
+/// The same where the opening may name the tokens of a prompt: two million of them.
+const MAX_HELD_WITH_TOKENS: usize = 16 * 1024 * 1024;
+
 /// Keys of a choice, or of what it adds, that say nothing by themselves.
 const PLACE: [&str; 2] = ["index", "role"];
 
@@ -41,9 +44,10 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    pub(super) fn to(response: Response<ResponseBody>) -> Self {
+    /// `names_tokens` says that the engine was asked for the ids of the prompt's tokens.
+    pub(super) fn to(response: Response<ResponseBody>, names_tokens: bool) -> Self {
         let (head, body) = response.into_parts();
-        Self { head, body, heard: Heard::default() }
+        Self { head, body, heard: Heard { opening: Opening::new(names_tokens), ..Heard::default() } }
     }
 
     pub(super) fn status(&self) -> StatusCode {
@@ -153,20 +157,33 @@ enum Verdict {
 }
 
 /// The bytes of an opening. What they amount to does not depend on how they are cut.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Opening {
     held: BytesMut,
+    /// How many of them may be held.
+    most: usize,
     /// Where the line that has not ended yet begins.
     line: usize,
 }
 
+impl Default for Opening {
+    fn default() -> Self {
+        Self::new(false)
+    }
+}
+
 impl Opening {
+    fn new(names_tokens: bool) -> Self {
+        let most = if names_tokens { MAX_HELD_WITH_TOKENS } else { MAX_HELD };
+        Self { held: BytesMut::new(), most, line: 0 }
+    }
+
     fn push(&mut self, frame: &[u8]) -> Verdict {
         let mut searched = self.held.len();
         self.held.extend_from_slice(frame);
         while let Some(at) = memchr(b'\n', &self.held[searched..]) {
             let end = searched + at;
-            if end >= MAX_HELD {
+            if end >= self.most {
                 break;
             }
             let verdict = judge(&self.held[self.line..end]);
@@ -175,7 +192,7 @@ impl Opening {
             }
             (self.line, searched) = (end + 1, end + 1);
         }
-        if self.held.len() > MAX_HELD { Verdict::Speaks } else { Verdict::Silent }
+        if self.held.len() > self.most { Verdict::Speaks } else { Verdict::Silent }
     }
 }
 

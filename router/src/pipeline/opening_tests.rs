@@ -90,6 +90,19 @@ fn the_first_thing_said_decides() {
     assert!(matches!(verdict(&[COMMENT, ROLE, ERROR].concat(), &[]), Verdict::Fails { .. }));
 }
 
+#[test]
+fn a_role_says_nothing_however_long_the_prompt_whose_tokens_it_names() {
+    let ids = format!("[{}]", vec!["123456"; 200_000].join(","));
+    let role = ROLE.replace("\"prompt_token_ids\":null", &format!("\"prompt_token_ids\":{ids}"));
+    for (said, expected) in [("", Verdict::Silent), (WORD, Verdict::Speaks)] {
+        let mut opening = Opening::new(true);
+        let verdicts = [role.as_str(), said].concat();
+        let verdict = verdicts.as_bytes().chunks(16 * 1024).map(|piece| opening.push(piece)).last();
+        assert_eq!(verdict, Some(expected));
+    }
+    assert_eq!(verdict(&role, &[100_000]), Verdict::Speaks, "nobody asked for them");
+}
+
 proptest! {
     #[test]
     fn the_verdict_is_the_same_however_the_bytes_are_cut(

@@ -16,6 +16,7 @@ use super::headers::for_engines;
 use super::readback::OwnTurn;
 use crate::app::App;
 use crate::body::media::MediaItem;
+use crate::body::private::without_further_private_fields;
 use crate::body::read::{ReadError, read_capped};
 use crate::body::scan::Object;
 use crate::error::{ClientError, Error};
@@ -71,7 +72,7 @@ pub(super) async fn parse(
         Ok(Ok(bytes)) => bytes,
     };
     let (object, raw) = if is_json {
-        (Object::scan(bytes).map_err(ClientError::from)?, None)
+        (without_further_private_fields(Object::scan(bytes).map_err(ClientError::from)?), None)
     } else {
         (Object::empty(), Some(bytes))
     };

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::answer::{self, Answer};
 use super::attempt::{Attempt, Retries};
 use super::decode::{self, Decoded};
-use super::readback;
+use super::readback::{self, Reading};
 use super::schedule::{Scheduled, can_schedule, schedule};
 use super::together::{self, Ran};
 use crate::app::App;
@@ -94,7 +94,7 @@ pub(super) struct PrefillLeg {
     request: LegRequest,
     scheduled: Scheduled,
     keeps_by_name: bool,
-    reads_back: bool,
+    reading: Option<Reading>,
 }
 
 /// What is to be remembered of a leg that was sent.
@@ -113,22 +113,24 @@ impl PrefillLeg {
         let offered = readback::offer(attempt, &scheduled).await;
         let decided = app.chain.rewrite_prefill(&attempt.facts, attempt.pair, &app.fleet.snapshot());
         let leg = decided.value;
-        let reads_back = readback::is_used(attempt, &leg, offered);
+        let reading = readback::reading(attempt, &leg, offered);
         let to = Destination::new(scheduled.chosen.instance.spec(), leg.request_id());
-        if let Some(danger) = leg.params().find_map(|p| handoff::check_prefill(p, &to, reads_back).err()) {
+        let check = |params| handoff::check_prefill(params, &to, reading.is_some());
+        if let Some(danger) = leg.params().find_map(|params| check(params).err()) {
             attempt.account.unsafe_handle(&decided.by, &danger);
             return None;
         }
         let keeps_by_name = leg.params().next_back().is_some_and(handoff::keeps_by_name);
+        attempt.asked_to_keep = leg.params().next_back().is_some_and(handoff::asks_to_keep);
         let mut request = attempt.leg_request(&leg, &scheduled);
         // Reading a KV cache frees it.
-        request.repeatable &= !reads_back;
-        Some(Self { request, scheduled, keeps_by_name, reads_back })
+        request.repeatable &= reading.is_none();
+        Some(Self { request, scheduled, keeps_by_name, reading })
     }
 
     pub(super) fn sent(&self) -> Sent {
         let instance = self.scheduled.chosen.instance.id();
-        let Self { keeps_by_name, reads_back, .. } = *self;
+        let (keeps_by_name, reads_back) = (self.keeps_by_name, self.reading.is_some());
         Sent { instance, at: Instant::now(), keeps_by_name, reads_back }
     }
 
@@ -146,7 +148,7 @@ impl PrefillLeg {
             return Ok(LegEnd::Overloaded);
         }
         if status.is_server_error() {
-            if !self.reads_back {
+            if self.reading.is_none() {
                 instance.health().request_failed();
             }
             return Err(Error::Refused { phase: Phase::Prefill, status });
@@ -160,6 +162,9 @@ impl PrefillLeg {
         instance.health().request_succeeded();
         if !status.is_success() {
             return Ok(LegEnd::Refused(Answer::whole(head, body)));
+        }
+        if let Some(reading) = self.reading.take() {
+            reading.done();
         }
         let cut = |e| Error::Cut { phase: Phase::Prefill, source: Box::new(e) };
         Object::scan(body).map(LegEnd::Answered).map_err(cut)
@@ -195,9 +200,6 @@ pub(super) fn settle(
         Ok(LegEnd::Overloaded) => Error::NoInstance { phase: Phase::Prefill, why: Unavailable::Saturated },
         Err(error) => error,
     };
-    if sent.reads_back {
-        attempt.app.metrics.request.orphaned();
-    }
     // What could not be read back is not tried again, and was no fault of the instance.
     if !(sent.reads_back && matches!(error, Error::Refused { .. })) {
         retries.failed(sent.instance);

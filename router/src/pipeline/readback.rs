@@ -28,7 +28,7 @@ const LABEL: &str = "bidirectional_kv_xfer";
 const TOKENIZE: Duration = Duration::from_secs(2);
 
 /// Asks an engine for the tokens of prompt and answer (engine contract §0.6).
-const RETURN_TOKEN_IDS: &str = "return_token_ids";
+pub(super) const RETURN_TOKEN_IDS: &str = "return_token_ids";
 
 /// A request of a conversation.
 #[derive(Debug, Clone)]
@@ -58,29 +58,62 @@ fn is_bidirectional(spec: &InstanceSpec) -> bool {
     spec.label(LABEL).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
+/// What is offered to the policies. It comes back to the others unless it is used: the client may leave
+/// meanwhile.
+pub(super) struct Offered<'a> {
+    app: &'a App,
+    owner: Owner,
+    readback: Option<Readback>,
+}
+
+impl Drop for Offered<'_> {
+    fn drop(&mut self) {
+        if let Some(readback) = self.readback.take() {
+            self.app.readbacks.put_back(self.owner, readback);
+        }
+    }
+}
+
+/// A prefill leg that was told where to read. Whether it has can't be seen if there is no good answer: decode
+/// keeps what was not read until its own time is up.
+#[derive(Debug)]
+pub(super) struct Reading {
+    metrics: Arc<Metrics>,
+    done: bool,
+}
+
+impl Reading {
+    /// Prefill has answered.
+    pub(super) fn done(mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if !self.done {
+            self.metrics.request.orphaned();
+        }
+    }
+}
+
 /// Lets the policies see what decode kept of the last turn, if this prefill instance can read it and the
 /// prompt goes on from it.
-pub(super) async fn offer(attempt: &Attempt<'_>, prefill: &Scheduled) -> Option<Readback> {
+pub(super) async fn offer<'a>(attempt: &Attempt<'a>, prefill: &Scheduled) -> Option<Offered<'a>> {
     let own = attempt.parsed.turn.as_ref().filter(|_| is_bidirectional(prefill.chosen.instance.spec()))?;
     let app = attempt.app;
-    let readback = app.readbacks.take(own.owner)?;
+    let mut offered = Offered { app, owner: own.owner, readback: Some(app.readbacks.take(own.owner)?) };
     let told = match own.turn.question() {
         None => Vec::new(),
-        Some(question) => match tokens(attempt, prefill, question).await {
-            Some(told) => told,
-            None => {
-                app.readbacks.put_back(own.owner, readback);
-                return None;
-            }
-        },
+        Some(question) => tokens(attempt, prefill, question).await?,
     };
-    if !own.turn.goes_on_from(&readback.past, &told) {
+    if offered.readback.take_if(|readback| !own.turn.goes_on_from(&readback.past, &told)).is_some() {
         // A conversation that took another way does not come back to it.
         app.metrics.request.orphaned();
         return None;
     }
-    attempt.facts.set_readback(Some(readback.params.clone()));
-    Some(readback)
+    attempt.facts.set_readback(offered.readback.as_ref().map(|readback| readback.params.clone()));
+    Some(offered)
 }
 
 /// The prompt's tokens, as the prefill instance tells them.
@@ -100,18 +133,19 @@ async fn tokens(attempt: &Attempt<'_>, prefill: &Scheduled, question: &str) -> O
         .map(|told| told.tokens)
 }
 
-/// Whether the leg uses what was offered; if not, it is kept for another.
-pub(super) fn is_used(attempt: &Attempt<'_>, leg: &CheckedLeg, offered: Option<Readback>) -> bool {
-    let Some(readback) = offered else { return false };
+/// What the leg reads, if it uses what was offered; if not, that is kept for another.
+pub(super) fn reading(
+    attempt: &Attempt<'_>,
+    leg: &CheckedLeg,
+    offered: Option<Offered<'_>>,
+) -> Option<Reading> {
+    let mut offered = offered?;
     attempt.facts.set_readback(None);
-    if leg.params().next_back().is_some_and(|params| params.as_bytes() == readback.params) {
-        attempt.app.metrics.request.read_back();
-        return true;
-    }
-    if let Some(own) = &attempt.parsed.turn {
-        attempt.app.readbacks.put_back(own.owner, readback);
-    }
-    false
+    let params = leg.params().next_back()?.as_bytes();
+    offered.readback.take_if(|readback| readback.params == params)?;
+    let metrics = Arc::clone(&attempt.app.metrics);
+    metrics.request.read_back();
+    Some(Reading { metrics, done: false })
 }
 
 /// Listens to decode's answer, and remembers where it keeps its KV cache.

@@ -30,6 +30,8 @@ pub(super) struct Renderers {
     pub(super) metrics: Arc<Metrics>,
     limit: Duration,
     retries: u32,
+    /// Whether what is asked belongs to an answer, which must go on.
+    answers: bool,
 }
 
 /// What one of them answered: no error of its own, but maybe a refusal.
@@ -46,7 +48,13 @@ impl Renderers {
             metrics: Arc::clone(&app.metrics),
             limit: app.config.timeouts.render,
             retries: app.config.retries,
+            answers: false,
         }
+    }
+
+    /// The same for answers: a renderer that is being drained still sees to them.
+    pub(super) fn of_answers(app: &App) -> Self {
+        Self { answers: true, ..Self::of(app) }
     }
 
     /// Posts `body` to `path`.
@@ -66,7 +74,11 @@ impl Renderers {
         let mut tried: Vec<InstanceId> = Vec::new();
         let mut last = None;
         for _ in 0..=self.retries {
-            let Some(instance) = self.fleet.renderer(&tried) else { break };
+            let found = match self.answers {
+                true => self.fleet.renderer_of_answers(&tried),
+                false => self.fleet.renderer(&tried),
+            };
+            let Some(instance) = found else { break };
             if last.is_some() {
                 self.metrics.request.retried("render");
             }

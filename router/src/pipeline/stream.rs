@@ -184,15 +184,12 @@ impl Stream {
         if !self.status.is_server_error() {
             self.in_flight.instance().health().request_succeeded();
         }
-        let rest = self.filter.as_mut().map(EventFilter::finish);
-        let rest = match &self.keeper {
-            Some(keeper) => rest.map(|rest| keeper.shown(rest)),
-            None => rest,
-        };
+        let mut rest = self.filter.as_mut().map(EventFilter::finish);
         if let Some((keeper, spoken)) =
             self.keeper.take().zip(self.filter.as_ref().and_then(EventFilter::spoken))
         {
             keeper.answered(spoken);
+            rest = rest.map(|rest| keeper.shown(rest));
         }
         if let Some(account) = account {
             account.finished(self.filter.as_ref().and_then(EventFilter::usage));

@@ -7,7 +7,6 @@ use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 
 use edge_router_policy::{Handoff, Phase};
-use http::Response;
 
 use super::attempt::{Attempt, Retries};
 use super::decode::{self, Begun, Decoded};
@@ -17,7 +16,7 @@ use super::schedule::Scheduled;
 use crate::error::Error;
 use crate::handoff::Handle;
 use crate::metrics::Fallback;
-use crate::upstream::{ResponseBody, SendError};
+use crate::upstream::SendError;
 
 /// Whether the legs ran together.
 pub(super) enum Ran {
@@ -43,7 +42,9 @@ pub(super) async fn run(
     let (instance, request) = (scheduled.chosen.instance.clone(), decode::request(attempt, &leg, &scheduled));
     // An answer that is not streamed begins when it is complete.
     let limit = app.config.timeouts.prefill + app.config.timeouts.decode_head;
-    let mut decoding = pin!(instance.pool().send(&request, limit));
+    let names_tokens = attempt.asks_for_token_ids();
+    let sending = instance.pool().send(&request, limit);
+    let mut decoding = pin!(async { Ok(Listening::to(sending.await?, names_tokens)) });
     let mut answer = None;
 
     let mut handle = match first(prefill.send(app), decoding.as_mut(), &mut answer).await {
@@ -63,7 +64,7 @@ pub(super) async fn run(
     let answer = match answer {
         Some(answer) => answer,
         None => match decoding.await {
-            Ok(response) => Listening::to(response),
+            Ok(answer) => answer,
             Err(error) => {
                 let lost = Lost::Unanswered(error);
                 return without_answer(attempt, &scheduled, retries, lost, handle.as_mut());
@@ -93,11 +94,11 @@ enum Lost {
 /// no sign of life: engines send it before they have the KV cache.
 async fn first(
     prefilling: impl Future<Output = Result<LegEnd, Error>>,
-    decoding: Pin<&mut impl Future<Output = Result<Response<ResponseBody>, SendError>>>,
+    decoding: Pin<&mut impl Future<Output = Result<Listening, SendError>>>,
     answer: &mut Option<Listening>,
 ) -> First {
     let heard = async {
-        let listening = answer.insert(Listening::to(decoding.await.map_err(Lost::Unanswered)?));
+        let listening = answer.insert(decoding.await.map_err(Lost::Unanswered)?);
         if listening.may_fail() { listening.listen().await.map_err(Lost::Cut) } else { Ok(()) }
     };
     tokio::select! {

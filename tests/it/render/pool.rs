@@ -131,3 +131,25 @@ async fn a_refusal_to_deal_in_token_ids_comes_with_a_remedy() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_stream_that_has_begun_outlives_the_draining_of_the_only_renderer() -> Result<()> {
+    let slow = std::time::Duration::from_millis(20);
+    let fleet = Fleet::start_with(1, 1, |engine| engine.token_delay(slow)).await?;
+    let renderer = Engine::render().start().await?;
+    let router = fleet.router().render(&renderer).arg("--through-render").arg("*");
+    let router = router.env("ADMIN_API_KEY", "k").start().await?;
+    let body = story(CHAT, true);
+    let mut stream = router.stream(CHAT, &body).await?;
+    stream.next_bytes().await?;
+    let drained = json!({ "instance": renderer.address() });
+    router.client().header("x-api-key", "k").post_json("/instances/drain", &drained).await?.ok()?;
+    let mut rest = String::new();
+    while let Some(bytes) = stream.next_bytes().await? {
+        rest.push_str(std::str::from_utf8(&bytes)?);
+    }
+    assert!(rest.ends_with("data: [DONE]\n\n") && !rest.contains("\"error\""), "{rest}");
+    assert_error(&router.post_json(CHAT, &body).await?, 503, "no_render_instance");
+    fleet.assert_quiescent().await;
+    Ok(())
+}

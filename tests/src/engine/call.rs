@@ -11,6 +11,8 @@ use super::prompt::Form;
 use super::rejection::Rejection;
 use super::sampling::Sampling;
 
+const KV_PARAMS: &str = "kv_transfer_params";
+
 /// Which of the generating endpoints was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
@@ -77,8 +79,10 @@ impl Call {
     ) -> Result<Self, Rejection> {
         let form = Form::read(endpoint, fields)?;
         let id = format!("{}-{}", endpoint.id_prefix(), request_id(headers, fields));
-        let handoff = Handoff::of(config, &id, fields.object("kv_transfer_params")?);
         let nested = fields.nested("sampling_params")?.filter(|_| endpoint == Endpoint::Generate);
+        // The connectors look into the sampling parameters; the request's own field is put there on the way.
+        let further = nested.as_ref().and_then(|sampling| sampling.get("extra_args")?.get(KV_PARAMS));
+        let handoff = Handoff::of(config, &id, fields.object(KV_PARAMS)?.or(further));
         let how = nested.as_ref().unwrap_or(fields);
         let asked = Limits::read(endpoint, how)?;
         let model = fields.text("model").unwrap_or(&config.model).to_owned();
