@@ -151,9 +151,10 @@ pub(crate) fn offer_to_write(
     sequence: &mut Sequence,
 ) -> Option<Offer> {
     let defer = rank.config.moriio_defer();
-    let blocks = sequence.pin(&transfer.id, transfer.id.clone(), Kept::Prefill, defer);
     let decode = DecodeAt { host: transfer.peer.host.clone(), notify_port: transfer.peer.notify_port };
+    // Before the blocks are pinned: decode's announcement may come in between, and finds whom to write to.
     rank.core().meetings.is_for(&transfer.id, decode);
+    let blocks = sequence.pin(&transfer.id, transfer.id.clone(), Kept::Prefill, defer);
     meeting::write_if_met(rank, &transfer.id);
     let (waiting, transfer_id) = (Arc::clone(rank), transfer.clone());
     rank.spawn(async move {
