@@ -7,7 +7,7 @@ mod handle;
 mod readback;
 mod release;
 
-pub use guard::{Destination, Unsafe, asks_to_keep, check_decode, check_prefill, keeps_by_name};
+pub use guard::{Destination, Keeps, Unsafe, check_decode, check_prefill};
 pub use handle::Handle;
 pub use readback::{Owner, Readback, Readbacks};
 pub use release::Releaser;

@@ -5,7 +5,6 @@
 //! Connectors that are not NIXL name other keys; what they must bring is told by what is there, and by the
 //! label with which MoRIIO's engines announce themselves: they die of what lacks a key or a peer (§3.3, §3.4).
 
-use edge_router_policy::connectors::nixl;
 use http::HeaderValue;
 use memchr::memmem;
 use serde::{Deserialize, Deserializer};
@@ -118,7 +117,20 @@ pub fn check_decode(params: &str, to: &Destination<'_>) -> Result<(), Unsafe> {
     if keys.transfer_mode.is_some_and(|mode| mode.get() == "\"push\"") {
         return nixl_push(&keys);
     }
-    nixl::usable(params).map_err(|e| Unsafe::Incomplete(e.to_string()))
+    nixl_pull(&keys)
+}
+
+/// What a prefill engine is asked to keep for decode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Keeps {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Its KV cache; its answer tells where that is.
+    AndTells,
+    /// Its KV cache, under a name that the router knows already, so that the engine need not return any
+    /// (engine contract §5).
+    ByName,
 }
 
 /// Checks `params`, the JSON text of the `kv_transfer_params` of a prefill leg that goes `to` an instance.
@@ -126,9 +138,9 @@ pub fn check_decode(params: &str, to: &Destination<'_>) -> Result<(), Unsafe> {
 ///
 /// # Errors
 /// [`Unsafe`] if a prefill engine could die of them, or wait for good (engine contract §4.4, §5).
-pub fn check_prefill(params: &str, to: &Destination<'_>, reads_back: bool) -> Result<(), Unsafe> {
+pub fn check_prefill(params: &str, to: &Destination<'_>, reads_back: bool) -> Result<Keeps, Unsafe> {
     if params == "null" {
-        return Ok(());
+        return Ok(Keeps::Nothing);
     }
     let keys = keys(params)?;
     if set(keys.do_remote_prefill) {
@@ -137,21 +149,13 @@ pub fn check_prefill(params: &str, to: &Destination<'_>, reads_back: bool) -> Re
     if set(keys.remote_block_ids) && !reads_back {
         return Err(Unsafe::ForeignBlocks);
     }
-    if to.transfer_mode.is_some() && set(keys.do_remote_decode) {
-        return moriio(&keys, to, false);
+    if !set(keys.do_remote_decode) {
+        return Ok(Keeps::Nothing);
     }
-    Ok(())
-}
-
-/// Whether a prefill leg with these params keeps its KV cache under a name that the router knows already,
-/// so that the engine need not return any (engine contract §5).
-pub fn keeps_by_name(params: &str) -> bool {
-    keys(params).is_ok_and(|keys| set(keys.do_remote_decode) && set(keys.transfer_id))
-}
-
-/// Whether a prefill leg with these params asks the engine to keep its KV cache for decode.
-pub fn asks_to_keep(params: &str) -> bool {
-    keys(params).is_ok_and(|keys| set(keys.do_remote_decode))
+    if to.transfer_mode.is_some() {
+        moriio(&keys, to, false)?;
+    }
+    Ok(if set(keys.transfer_id) { Keeps::ByName } else { Keeps::AndTells })
 }
 
 fn keys(params: &str) -> Result<Keys<'_>, Unsafe> {
@@ -191,6 +195,23 @@ fn moriio(keys: &Keys<'_>, to: &Destination<'_>, reads: bool) -> Result<(), Unsa
         Some((key, _)) => Err(missing(key)),
         None => Ok(()),
     }
+}
+
+/// Without block ids the engine dies; without a name, it parks the request (engine contract §13.4).
+fn nixl_pull(keys: &Keys<'_>) -> Result<(), Unsafe> {
+    let is_list =
+        |ids: &RawValue| ids.get().starts_with('[') && ids.get().bytes().any(|b| b.is_ascii_digit());
+    if !keys.remote_block_ids.is_some_and(is_list) {
+        return Err(Unsafe::Incomplete("`remote_block_ids` names no block".to_owned()));
+    }
+    whole(&[
+        ("remote_engine_id", keys.remote_engine_id),
+        ("remote_request_id", keys.remote_request_id),
+        ("remote_host", keys.remote_host),
+        ("remote_port", keys.remote_port),
+    ])?;
+    let is_port = keys.remote_port.is_some_and(|port| port.get().parse::<u16>().is_ok());
+    if is_port { Ok(()) } else { Err(Unsafe::Incomplete("`remote_port` is no port".to_owned())) }
 }
 
 /// The engine indexes all of them, and finds the block ids by itself (engine contract §4.3).
@@ -252,6 +273,8 @@ mod tests {
             WHOLE.replace("[[1,2]]", "null"),
             WHOLE.replace("\"do_remote_decode\":false", "\"do_remote_decode\":true"),
             r#"{"do_remote_decode":false,"do_remote_decode":true}"#.to_owned(),
+            WHOLE.replace("[[1,2]]", "12"),
+            WHOLE.replace("5600", "\"x\""),
             "[1]".to_owned(),
             "\"x\"".to_owned(),
         ];
@@ -304,7 +327,13 @@ mod tests {
 
     #[test]
     fn who_names_the_transfer_needs_no_answer() {
-        assert!(keeps_by_name(r#"{"do_remote_decode":true,"transfer_id":"tx"}"#));
-        assert!(!keeps_by_name(r#"{"do_remote_decode":true}"#) && !keeps_by_name("null"));
+        for (params, keeps) in [
+            (r#"{"do_remote_decode":true,"transfer_id":"tx"}"#, Keeps::ByName),
+            (r#"{"do_remote_decode":true}"#, Keeps::AndTells),
+            (r#"{"transfer_id":"tx"}"#, Keeps::Nothing),
+            ("null", Keeps::Nothing),
+        ] {
+            assert_eq!(check_prefill(params, &ANY, false).ok(), Some(keeps), "{params}");
+        }
     }
 }

@@ -16,7 +16,7 @@ use crate::app::App;
 use crate::body::scan::Object;
 use crate::config::WithoutPrefill;
 use crate::error::{Error, Unavailable};
-use crate::handoff::{self, Destination, Handle};
+use crate::handoff::{self, Destination, Handle, Keeps};
 use crate::metrics::Fallback;
 use crate::upstream::LegRequest;
 
@@ -93,7 +93,7 @@ pub(super) fn has_pair(attempt: &Attempt<'_>) -> bool {
 pub(super) struct PrefillLeg {
     request: LegRequest,
     scheduled: Scheduled,
-    keeps_by_name: bool,
+    keeps: Keeps,
     reading: Option<Reading>,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct PrefillLeg {
 pub(super) struct Sent {
     instance: InstanceId,
     pub(super) at: Instant,
-    keeps_by_name: bool,
+    keeps: Keeps,
     reads_back: bool,
 }
 
@@ -115,23 +115,25 @@ impl PrefillLeg {
         let leg = decided.value;
         let reading = readback::reading(attempt, &leg, offered);
         let to = Destination::new(scheduled.chosen.instance.spec(), leg.request_id());
-        let check = |params| handoff::check_prefill(params, &to, reading.is_some());
-        if let Some(danger) = leg.params().find_map(|params| check(params).err()) {
-            attempt.account.unsafe_handle(&decided.by, &danger);
-            return None;
-        }
-        let keeps_by_name = leg.params().next_back().is_some_and(handoff::keeps_by_name);
-        attempt.asked_to_keep = leg.params().next_back().is_some_and(handoff::asks_to_keep);
+        let check = |_, params| handoff::check_prefill(params, &to, reading.is_some());
+        let keeps = match leg.params().try_fold(Keeps::Nothing, check) {
+            Ok(keeps) => keeps,
+            Err(danger) => {
+                attempt.account.unsafe_handle(&decided.by, &danger);
+                return None;
+            }
+        };
+        attempt.asked_to_keep = keeps != Keeps::Nothing;
         let mut request = attempt.leg_request(&leg, &scheduled);
         // Reading a KV cache frees it.
         request.repeatable &= reading.is_none();
-        Some(Self { request, scheduled, keeps_by_name, reading })
+        Some(Self { request, scheduled, keeps, reading })
     }
 
     pub(super) fn sent(&self) -> Sent {
         let instance = self.scheduled.chosen.instance.id();
-        let (keeps_by_name, reads_back) = (self.keeps_by_name, self.reading.is_some());
-        Sent { instance, at: Instant::now(), keeps_by_name, reads_back }
+        let (keeps, reads_back) = (self.keeps, self.reading.is_some());
+        Sent { instance, at: Instant::now(), keeps, reads_back }
     }
 
     /// Sends the leg to the instance and reads its answer.
@@ -213,7 +215,7 @@ pub(super) fn settle(
 fn handle(attempt: &Attempt<'_>, answer: Object, sent: &Sent) -> Prefilled {
     let params = answer.get(KV_TRANSFER_PARAMS).filter(|p| !["null", "{}"].contains(p)).map(str::to_owned);
     // Such an engine keeps nothing of a text that came to its end at once (engine contract §0.4).
-    let kept_by_name = sent.keeps_by_name && ended_by_length(&answer);
+    let kept_by_name = sent.keeps == Keeps::ByName && ended_by_length(&answer);
     attempt.facts.set_prefill_answer(answer);
     if params.is_none() && !kept_by_name {
         return Prefilled::Skipped;
