@@ -13,6 +13,7 @@ use edge_router_policy::Phase;
 use edge_router_policy::connectors::nixl;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use serde::Deserialize;
 
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
@@ -47,8 +48,8 @@ impl Releaser {
     /// that can't be done: without whole coordinates no engine can be told anything.
     pub(super) fn release(self: &Arc<Self>, params: Option<&Bytes>) {
         let text = params.and_then(|params| std::str::from_utf8(params).ok());
-        let usable = text.filter(|params| nixl::usable(params).is_ok());
-        match (usable.filter(|_| self.enabled), tokio::runtime::Handle::try_current()) {
+        let releasable = text.filter(|params| self.enabled && is_releasable(params));
+        match (releasable, tokio::runtime::Handle::try_current()) {
             (Some(params), Ok(runtime)) => {
                 let body = refusable(params);
                 let this = Arc::clone(self);
@@ -81,6 +82,17 @@ impl Releaser {
     }
 }
 
+/// Whether an engine that is given `params` in a request that it refuses tells prefill to let go. With push
+/// it tells nobody (seen with vLLM 0.32: the blocks stay until the lease ends).
+fn is_releasable(params: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Mode {
+        transfer_mode: Option<String>,
+    }
+    let mode = serde_json::from_str(params).ok().and_then(|mode: Mode| mode.transfer_mode);
+    nixl::usable(params).is_ok() && mode.as_deref() != Some("push")
+}
+
 fn refusable(params: &str) -> Bytes {
     format!(r#"{{"model":"{NO_MODEL}","prompt":"x","max_tokens":1,"kv_transfer_params":{params}}}"#).into()
 }
@@ -88,6 +100,14 @@ fn refusable(params: &str) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_decode_pulls_can_be_given_back() {
+        let pull = r#"{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1,"transfer_mode":"pull"}"#;
+        assert!(is_releasable(pull) && is_releasable(&pull.replace(r#","transfer_mode":"pull""#, "")));
+        assert!(!is_releasable(&pull.replace(r#""pull""#, r#""push""#)));
+        assert!(!is_releasable("{}"));
+    }
 
     #[test]
     fn the_request_carries_the_params_byte_for_byte() {

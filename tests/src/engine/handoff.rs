@@ -230,9 +230,8 @@ pub(crate) fn port(value: Option<&Value>) -> Option<u16> {
 
 /// An engine that refuses a request lets go of the prefill that the request names (NIXL, engine contract §0.7).
 pub(crate) async fn let_go(rank: &Rank, id: &str, params: Option<&Value>) {
-    if let Source::Fetch(order) = Handoff::of(&rank.config, id, params).source
-        && let Some(remote) = order.remote()
-    {
-        notify(rank, remote).await;
+    // With push, vLLM 0.32 tells nobody.
+    if let Source::Fetch(Order::Pull(remote)) = Handoff::of(&rank.config, id, params).source {
+        notify(rank, &remote).await;
     }
 }
