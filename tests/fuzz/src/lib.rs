@@ -18,7 +18,7 @@ pub mod body {
 mod fleet {
     mod spec;
 
-    pub use spec::{InstanceSpec, parse_address};
+    pub use spec::{InstanceSpec, RENDER, parse_address};
 }
 
 #[allow(dead_code, reason = "as above")]
