@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use edge_router_policy::connectors::EC_TRANSFER_PARAMS;
 use edge_router_policy::{Edit, InstanceId, Pair, Phase};
-use http::HeaderValue;
 
 use super::account::Account;
 use super::encode::Encoded;
-use super::headers::{X_DATA_PARALLEL_RANK, X_REQUEST_ID};
 use super::parse::Parsed;
 use super::readback::{Keeper, RETURN_TOKEN_IDS};
 use super::schedule::Scheduled;
@@ -92,13 +90,7 @@ impl<'a> Attempt<'a> {
 
     /// The client's request as `leg` changes it, for the instance in `scheduled`.
     pub(super) fn leg_request(&self, leg: &CheckedLeg, scheduled: &Scheduled) -> LegRequest {
-        let mut headers = self.parsed.headers.clone();
-        if let Ok(id) = HeaderValue::from_str(&self.facts.id) {
-            headers.insert(X_REQUEST_ID, id);
-        }
-        if let Some(rank) = scheduled.chosen.dp_rank {
-            headers.insert(X_DATA_PARALLEL_RANK, HeaderValue::from(rank));
-        }
+        let mut headers = self.parsed.headers_of_leg(&self.facts.id, scheduled.chosen.dp_rank);
         for (name, value) in &leg.headers {
             headers.insert(name.clone(), value.clone());
         }

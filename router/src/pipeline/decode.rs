@@ -13,9 +13,10 @@ use super::readback::Keeper;
 use super::schedule::{Scheduled, schedule};
 use crate::body::rename::Rename;
 use crate::error::Error;
+use crate::fleet::Instance;
 use crate::handoff::{self, Destination, Handle, Unsafe};
 use crate::metrics::Fallback;
-use crate::policy::{CheckedLeg, Decided};
+use crate::policy::CheckedLeg;
 use crate::upstream::{LegRequest, SendError};
 
 /// The status of a decode engine that could not fetch the KV cache.
@@ -42,7 +43,7 @@ pub(super) async fn run(
         };
         attempt.pair.decode = Some(scheduled.chosen.placement());
         attempt.account.decode_at(&scheduled);
-        let leg = merge(attempt, handle.as_ref());
+        let leg = merge(attempt, handle.as_ref(), &scheduled.chosen.instance);
         let mut carried = handle.as_mut().filter(|_| leg.has_params());
         if let Some(handle) = &mut carried {
             handle.used();
@@ -89,7 +90,7 @@ pub(super) fn choose(attempt: &Attempt<'_>, retries: &Retries) -> Result<Schedul
 }
 
 /// How the leg differs from the client's request. What could harm the decode engine is left out.
-fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
+fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>, to: &Instance) -> CheckedLeg {
     let app = attempt.app;
     if attempt.pair.prefill.is_none() {
         return CheckedLeg::default();
@@ -99,7 +100,7 @@ fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
         attempt.encodings_are_spent();
         return CheckedLeg::default();
     }
-    if attempt.pair.prefill.map(|p| p.instance) == attempt.pair.decode.map(|p| p.instance) {
+    if attempt.pair.prefill.map(|p| p.instance) == Some(to.id()) {
         // It has the KV cache already.
         return CheckedLeg::default();
     }
@@ -108,52 +109,35 @@ fn merge(attempt: &mut Attempt<'_>, handle: Option<&Handle>) -> CheckedLeg {
     // A policy that leaves the body plain may have its reason, where prefill was not asked to keep anything for
     // decode: some connectors find the KV cache by the prompt.
     let by_prompt = !decided.built_in && !attempt.asked_to_keep;
-    match checked(attempt, decided) {
-        Ok(leg) => {
-            if !leg.has_params() && !by_prompt {
-                let why = if params.is_some() { Fallback::BadHandle } else { Fallback::NoHandle };
-                attempt.account.fell_back(why, None);
-                attempt.encodings_are_spent();
-            }
-            leg
-        }
-        Err(mut leg) => {
-            leg.drop_params();
-            attempt.encodings_are_spent();
-            leg
-        }
+    let mut leg = decided.value;
+    if let Some(danger) = danger(&leg, to) {
+        attempt.account.unsafe_handle(&decided.by, &danger);
+        leg.drop_params();
+        attempt.encodings_are_spent();
+    } else if !leg.has_params() && !by_prompt {
+        let why = if params.is_some() { Fallback::BadHandle } else { Fallback::NoHandle };
+        attempt.account.fell_back(why, None);
+        attempt.encodings_are_spent();
     }
+    leg
 }
 
 /// The leg to be sent together with prefill's, if the policies can make one before prefill has answered.
 pub(super) fn merge_ahead(attempt: &Attempt<'_>) -> Option<CheckedLeg> {
-    if attempt.pair.prefill.map(|p| p.instance) == attempt.pair.decode.map(|p| p.instance) {
+    let to = &attempt.decode_ahead.as_ref()?.chosen.instance;
+    if attempt.pair.prefill.map(|p| p.instance) == Some(to.id()) {
         return None;
     }
     let app = attempt.app;
     let decided = app.chain.merge_kv_params(&attempt.facts, attempt.pair, None, &app.fleet.snapshot());
     // What is dangerous is told when the legs are merged after all.
     let leg = Some(decided.value).filter(CheckedLeg::has_params);
-    leg.filter(|leg| danger(attempt, leg).is_none())
+    leg.filter(|leg| danger(leg, to).is_none())
 }
 
-/// The leg, unless its params could harm the engine.
-fn checked(attempt: &Attempt<'_>, decided: Decided<CheckedLeg>) -> Result<CheckedLeg, CheckedLeg> {
-    let leg = decided.value;
-    match danger(attempt, &leg) {
-        Some(danger) => {
-            attempt.account.unsafe_handle(&decided.by, &danger);
-            Err(leg)
-        }
-        None => Ok(leg),
-    }
-}
-
-/// How the leg's params could harm the engine.
-fn danger(attempt: &Attempt<'_>, leg: &CheckedLeg) -> Option<Unsafe> {
-    let snapshot = attempt.app.fleet.snapshot();
-    let instance = attempt.pair.decode.and_then(|p| snapshot.get(p.instance));
-    let to = instance.map(|i| Destination::new(i.spec(), leg.request_id())).unwrap_or_default();
+/// How the leg's params could harm the engine that it goes `to`.
+fn danger(leg: &CheckedLeg, to: &Instance) -> Option<Unsafe> {
+    let to = Destination::new(to.spec(), leg.request_id());
     leg.params().find_map(|params| handoff::check_decode(params, &to).err())
 }
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use edge_router_policy::{InstanceId, Phase};
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use http::{HeaderMap, Method, Request, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri};
 use hyper::body::Incoming;
 use serde_json::value::RawValue;
 
 use super::derender::WayBack;
 use super::encode;
-use super::headers::for_engines;
+use super::headers::{X_DATA_PARALLEL_RANK, X_REQUEST_ID, for_engines};
 use super::readback::OwnTurn;
 use crate::app::App;
 use crate::body::media::MediaItem;
@@ -51,6 +51,20 @@ pub(super) struct Parsed {
     pub(super) media: Vec<MediaItem>,
     /// The conversation's turn that it is, where KV caches are read back.
     pub(super) turn: Option<OwnTurn>,
+}
+
+impl Parsed {
+    /// The headers of a leg that engines know as `id`, on this data-parallel rank if it is pinned to one.
+    pub(super) fn headers_of_leg(&self, id: &str, dp_rank: Option<u32>) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        if let Ok(id) = HeaderValue::from_str(id) {
+            headers.insert(X_REQUEST_ID, id);
+        }
+        if let Some(rank) = dp_rank {
+            headers.insert(X_DATA_PARALLEL_RANK, HeaderValue::from(rank));
+        }
+        headers
+    }
 }
 
 pub(super) async fn parse(
@@ -198,8 +212,6 @@ pub(super) fn prompts(prompt: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn alone(body: &str) -> bool {

@@ -1,7 +1,9 @@
 //! The prefill leg: computes the prompt's KV cache on one instance and brings back its handle.
 
+use std::sync::Arc;
+
 use edge_router_policy::connectors::KV_TRANSFER_PARAMS;
-use edge_router_policy::{Handoff, InstanceId, Phase, Role};
+use edge_router_policy::{Handoff, Phase, Role};
 use http::StatusCode;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -16,6 +18,7 @@ use crate::app::App;
 use crate::body::scan::Object;
 use crate::config::WithoutPrefill;
 use crate::error::{Error, Unavailable};
+use crate::fleet::Instance;
 use crate::handoff::{self, Destination, Handle, Keeps};
 use crate::metrics::Fallback;
 use crate::upstream::LegRequest;
@@ -99,7 +102,7 @@ pub(super) struct PrefillLeg {
 
 /// What is to be remembered of a leg that was sent.
 pub(super) struct Sent {
-    instance: InstanceId,
+    instance: Arc<Instance>,
     pub(super) at: Instant,
     keeps: Keeps,
     reads_back: bool,
@@ -131,7 +134,7 @@ impl PrefillLeg {
     }
 
     pub(super) fn sent(&self) -> Sent {
-        let instance = self.scheduled.chosen.instance.id();
+        let instance = Arc::clone(&self.scheduled.chosen.instance);
         let (keeps, reads_back) = (self.keeps, self.reading.is_some());
         Sent { instance, at: Instant::now(), keeps, reads_back }
     }
@@ -204,7 +207,7 @@ pub(super) fn settle(
     };
     // What could not be read back is not tried again, and was no fault of the instance.
     if !(sent.reads_back && matches!(error, Error::Refused { .. })) {
-        retries.failed(sent.instance);
+        retries.failed(sent.instance.id());
     }
     attempt.account.leg_failed(&error);
     Err(error)
@@ -220,13 +223,8 @@ fn handle(attempt: &Attempt<'_>, answer: Object, sent: &Sent) -> Prefilled {
     if params.is_none() && !kept_by_name {
         return Prefilled::Skipped;
     }
-    let app = attempt.app;
-    let snapshot = app.fleet.snapshot();
-    let lease = match snapshot.get(sent.instance) {
-        Some(instance) => app.config.lease.labelled(&instance.spec().labels),
-        None => app.config.lease,
-    };
-    Prefilled::Handle(Handle::new(params.map(Into::into), lease, app.releaser.clone()))
+    let lease = attempt.app.config.lease.labelled(&sent.instance.spec().labels);
+    Prefilled::Handle(Handle::new(params.map(Into::into), lease, attempt.app.releaser.clone()))
 }
 
 fn ended_by_length(answer: &Object) -> bool {

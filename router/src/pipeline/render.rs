@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use edge_router_policy::Edit;
-use http::{HeaderMap, HeaderValue, Uri};
+use http::Uri;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::account::Account;
 use super::answer::{Answer, scrubbed};
 use super::derender::{Dialect, WayBack};
-use super::headers::X_REQUEST_ID;
 use super::hint;
 use super::parse::{GENERATE, Parsed, number, prompts, runs_alone};
 use super::renderers::{Renderers, Said};
@@ -56,7 +55,7 @@ pub(super) async fn run(app: &App, parsed: Parsed, account: &mut Account) -> Res
 async fn pass(app: &App, parsed: &Parsed, account: &mut Account) -> Result<Answer, Error> {
     let (method, uri) = (parsed.method.clone(), parsed.uri.clone());
     let body = splice(&parsed.client.object, &PRIVATE_FIELDS.map(|name| Edit::Remove(name.into())));
-    let headers = headers(parsed, account);
+    let headers = parsed.headers_of_leg(account.id(), None);
     let request = LegRequest { method, uri, headers, body, repeatable: true };
     let said = ask(account, Renderers::of(app).ask(request)).await?;
     let body = if said.head.status.is_success() { scrubbed(said.body).0 } else { said.body };
@@ -70,7 +69,7 @@ async fn through(
     dialect: Dialect,
     account: &mut Account,
 ) -> Result<Rendered, Error> {
-    let headers = headers(&parsed, account);
+    let headers = parsed.headers_of_leg(account.id(), None);
     let mut edits: Vec<Edit> = PRIVATE_FIELDS.map(|name| Edit::Remove(name.into())).into();
     edits.push(Edit::Remove(MM_PAYLOAD.into()));
     let request = splice(&parsed.client.object, &edits).to_bytes();
@@ -93,14 +92,6 @@ async fn ask(
     let said = asked.await?;
     account.rendered(said.by.address(), started.elapsed());
     Ok(said)
-}
-
-fn headers(parsed: &Parsed, account: &Account) -> HeaderMap {
-    let mut headers = parsed.headers.clone();
-    if let Ok(id) = HeaderValue::from_str(account.id()) {
-        headers.insert(X_REQUEST_ID, id);
-    }
-    headers
 }
 
 /// Whether a request goes through a renderer: the operator wants it, and the client's answer can be made of

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use edge_router_policy::connectors::EC_TRANSFER_PARAMS;
 use edge_router_policy::connectors::ec::{Encoding, Modality, encodings};
 use edge_router_policy::{InstanceId, Phase};
-use http::{HeaderValue, StatusCode};
+use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -16,7 +16,6 @@ use crate::body::splice::Segments;
 use crate::error::{Error, Unavailable};
 use crate::pipeline::answer::{self, Answer};
 use crate::pipeline::attempt::Attempt;
-use crate::pipeline::headers::{X_DATA_PARALLEL_RANK, X_REQUEST_ID};
 use crate::pipeline::schedule::Scheduled;
 use crate::upstream::LegRequest;
 
@@ -95,17 +94,11 @@ impl Leg {
     /// The leg as it goes to its instance.
     pub(super) fn request(&self, attempt: &Attempt<'_>, push: Option<&Push>) -> LegRequest {
         let parsed = attempt.parsed;
-        let mut headers = parsed.headers.clone();
         // Unlike any other leg's: the engines take it for the id of the whole request.
         let random = attempt.app.new_id();
         let first = self.items.first().copied().unwrap_or_default();
         let id = format!("{}:{first}:{}", attempt.facts.id, random.get(..6).unwrap_or_default());
-        if let Ok(id) = HeaderValue::from_str(&id) {
-            headers.insert(X_REQUEST_ID, id);
-        }
-        if let Some(rank) = self.scheduled.chosen.dp_rank {
-            headers.insert(X_DATA_PARALLEL_RANK, HeaderValue::from(rank));
-        }
+        let headers = parsed.headers_of_leg(&id, self.scheduled.chosen.dp_rank);
         let items = self.items.iter().map(|item| &parsed.media[*item]);
         LegRequest {
             method: parsed.method.clone(),
