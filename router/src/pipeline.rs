@@ -11,6 +11,7 @@ mod attempt;
 mod decode;
 mod derender;
 mod encode;
+mod exchange;
 mod headers;
 mod hint;
 mod homes;

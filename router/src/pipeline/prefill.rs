@@ -8,16 +8,17 @@ use http::StatusCode;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::answer::{self, Answer};
+use super::answer::Answer;
 use super::attempt::{Attempt, Retries};
 use super::decode::{self, Decoded};
+use super::exchange::exchange;
 use super::readback::{self, Reading};
 use super::schedule::{Scheduled, can_schedule, schedule};
 use super::together::{self, Ran};
 use crate::app::App;
 use crate::body::scan::Object;
 use crate::config::WithoutPrefill;
-use crate::error::{Error, Unavailable};
+use crate::error::Error;
 use crate::fleet::Instance;
 use crate::handoff::{self, Destination, Handle, Keeps};
 use crate::metrics::Fallback;
@@ -141,31 +142,10 @@ impl PrefillLeg {
 
     /// Sends the leg to the instance and reads its answer.
     pub(super) async fn send(mut self, app: &App) -> Result<LegEnd, Error> {
-        let instance = &self.scheduled.chosen.instance;
-        let (limit, started) = (app.config.timeouts.prefill, Instant::now());
-        let response = instance.pool().send(&self.request, limit).await.map_err(|source| {
-            instance.health().request_failed();
-            Error::Leg { phase: Phase::Prefill, source }
-        })?;
-        let status = response.status();
-        self.scheduled.in_flight.answered();
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            return Ok(LegEnd::Overloaded);
-        }
-        if status.is_server_error() {
-            if self.reading.is_none() {
-                instance.health().request_failed();
-            }
-            return Err(Error::Refused { phase: Phase::Prefill, status });
-        }
-        let (head, body) = response.into_parts();
-        let body = answer::whole(body, Phase::Prefill, limit.saturating_sub(started.elapsed()))
-            .await
-            .inspect_err(|_| {
-                instance.health().request_failed();
-            })?;
-        instance.health().request_succeeded();
-        if !status.is_success() {
+        let (asked, is_to_blame) = ((Phase::Prefill, app.config.timeouts.prefill), self.reading.is_none());
+        let failed = |status: StatusCode| status.is_server_error();
+        let (head, body) = exchange(&mut self.scheduled, &self.request, asked, failed, is_to_blame).await?;
+        if !head.status.is_success() {
             return Ok(LegEnd::Refused(Answer::whole(head, body)));
         }
         if let Some(reading) = self.reading.take() {
@@ -180,8 +160,6 @@ impl PrefillLeg {
 pub(super) enum LegEnd {
     Answered(Object),
     Refused(Answer),
-    /// 503: the engine is well, but takes nothing more at the moment.
-    Overloaded,
 }
 
 /// Takes note of how a leg ended.
@@ -202,7 +180,6 @@ pub(super) fn settle(
             return Ok(handle(attempt, answer, sent));
         }
         Ok(LegEnd::Refused(answer)) => return Ok(Prefilled::Refused(answer)),
-        Ok(LegEnd::Overloaded) => Error::NoInstance { phase: Phase::Prefill, why: Unavailable::Saturated },
         Err(error) => error,
     };
     // What could not be read back is not tried again, and was no fault of the instance.

@@ -190,11 +190,11 @@ mod tests {
     async fn prefills_end_is_not_waited_for_by_decode() {
         let prefilling = async {
             sleep(WHILE).await;
-            Ok(LegEnd::Overloaded)
+            Err(Error::ShuttingDown)
         };
         let (began, mut answer) = (Instant::now(), None);
         let heard = first(prefilling, pin!(pending()), &mut answer).await;
-        assert!(matches!(heard, First::Prefill(Ok(LegEnd::Overloaded))));
+        assert!(matches!(heard, First::Prefill(Err(Error::ShuttingDown))));
         assert_eq!((began.elapsed(), answer.is_none()), (WHILE, true));
     }
 }

@@ -6,16 +6,16 @@ use edge_router_policy::connectors::ec::{Encoding, Modality, encodings};
 use edge_router_policy::{InstanceId, Phase};
 use http::StatusCode;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use super::push::Push;
 use crate::app::App;
 use crate::body::media::MediaItem;
 use crate::body::scan::Object;
 use crate::body::splice::Segments;
-use crate::error::{Error, Unavailable};
-use crate::pipeline::answer::{self, Answer};
+use crate::error::Error;
+use crate::pipeline::answer::Answer;
 use crate::pipeline::attempt::Attempt;
+use crate::pipeline::exchange::exchange;
 use crate::pipeline::schedule::Scheduled;
 use crate::upstream::LegRequest;
 
@@ -63,29 +63,10 @@ impl Leg {
         request: &LegRequest,
         uuids: &[&str],
     ) -> Result<LegEnd, Error> {
-        let instance = &self.scheduled.chosen.instance;
-        let (limit, started) = (app.config.timeouts.prefill, Instant::now());
-        let response = instance.pool().send(request, limit).await.map_err(|source| {
-            instance.health().request_failed();
-            Error::Leg { phase: Phase::Encode, source }
-        })?;
-        self.scheduled.in_flight.answered();
-        let status = response.status();
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            return Err(Error::NoInstance { phase: Phase::Encode, why: Unavailable::Saturated });
-        }
-        if status != StatusCode::OK && !status.is_client_error() {
-            instance.health().request_failed();
-            return Err(Error::Refused { phase: Phase::Encode, status });
-        }
-        let (head, body) = response.into_parts();
-        let body = answer::whole(body, Phase::Encode, limit.saturating_sub(started.elapsed()))
-            .await
-            .inspect_err(|_| {
-                instance.health().request_failed();
-            })?;
-        instance.health().request_succeeded();
-        if status != StatusCode::OK {
+        let asked = (Phase::Encode, app.config.timeouts.prefill);
+        let failed = |status: StatusCode| status != StatusCode::OK && !status.is_client_error();
+        let (head, body) = exchange(&mut self.scheduled, request, asked, failed, true).await?;
+        if head.status != StatusCode::OK {
             return Ok(LegEnd::Refused(Answer::whole(head, body)));
         }
         read(body, uuids).map(LegEnd::Encoded)
